@@ -1,0 +1,163 @@
+"""The protocol between an engine and whoever drives it: token ids in, token ids out.
+
+Server, CLI, bench and gates know only this. Text, chat templates, stop strings and tool calls are the caller's.
+Every accepted request produces zero or more ``TokenEvent`` and then exactly one ``FinishEvent``.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+FinishReason = Literal["stop", "length", "cancelled", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarSpec:
+    """Constrains the output. ``value``: a JSON schema as text, a regular expression, or a JSON list of choices."""
+
+    kind: Literal["json_object", "json_schema", "regex", "choice"]
+    value: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen (names and meaning as in vLLM).
+
+    temperature 0 is greedy. top_k 0 means off, top_p 1.0 off, min_p 0.0 off. ``seed`` None: the engine draws one.
+    The same seed gives the same tokens whatever else is in the batch. ``logprobs``: top entries returned a token, None: none;
+    they are taken from the model's own distribution, before penalties, bias, temperature and truncation.
+    ``max_tokens`` None: up to the context limit. ``stop_token_ids`` end the output and are not part of it.
+    ``grammar`` starts at the first output token, or behind the first ``grammar_after`` token (``</think>``) when that is set.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    seed: int | None = None
+    logprobs: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    grammar: GrammarSpec | None = None
+    grammar_after: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One prompt, one output. ``request_id`` is unique among the requests that have not ended."""
+
+    request_id: str
+    prompt: tuple[int, ...]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """One output token. ``logprob`` and ``top`` (id, logprob; best first) only where logprobs were asked for."""
+
+    request_id: str
+    token_id: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTimes:
+    """Monotonic seconds; 0.0 where a request never got there. TTFT = first_token - arrived, a sum of named parts."""
+
+    arrived: float = 0.0
+    scheduled: float = 0.0
+    first_token: float = 0.0
+    finished: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class FinishEvent:
+    """The one end of a request. ``stop_token`` is the id that ended it, for reason "stop". ``error`` for "failed"."""
+
+    request_id: str
+    reason: FinishReason
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    preemptions: int = 0
+    stop_token: int | None = None
+    error: str | None = None
+    times: RequestTimes = field(default_factory=RequestTimes)
+
+
+Event = TokenEvent | FinishEvent
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What a caller may rely on. ``limits`` in tokens; ``max_request_tokens`` is what one request can hold at most."""
+
+    model: str
+    max_model_len: int
+    max_request_tokens: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    vocab: int
+    eos_id: int
+    page_tokens: int
+    num_pages: int
+    predicted_bytes: int
+    allocated_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Counters and gauges since the engine was made; names as in vLLM's metrics."""
+
+    num_requests_running: int = 0
+    num_requests_waiting: int = 0
+    kv_cache_usage_perc: float = 0.0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    num_preemptions: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    pages_free: int = 0
+    pages_cached: int = 0
+    pages_held: int = 0
+    snapshots_held: int = 0
+
+
+class Engine(Protocol):
+    """A loaded model. ``validate`` is pure and may be called from any thread; all else belongs to one thread."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    def validate(self, request: GenerationRequest) -> None:
+        """Check limits, ids and grammar. Raises RequestError with limit and value; changes nothing."""
+        ...
+
+    def submit(self, request: GenerationRequest) -> None:
+        """Accept a request (validated again). Raises RequestError; nothing is kept then."""
+        ...
+
+    def cancel(self, request_id: str) -> None:
+        """End a request; its FinishEvent ("cancelled") comes with the next step. Unknown or ended ids are ignored."""
+        ...
+
+    def has_work(self) -> bool:
+        """Whether ``step`` would produce or prepare anything."""
+        ...
+
+    def step(self) -> Sequence[Event]:
+        """Run one step of the batch. A request whose step fails ends as "failed"; the others go on."""
+        ...
+
+    def stats(self) -> EngineStats: ...
+
+    def close(self) -> None:
+        """Release everything. Requests that have not ended are dropped."""
+        ...

@@ -1,0 +1,135 @@
+"""Every error that Longread raises on purpose.
+
+    LongreadError
+    ├── ConfigError                  a bad option or value, found before any work
+    ├── CheckpointError              a checkpoint that cannot be served as it is
+    │   ├── UnsupportedModelError    a config.json field that is unknown or differs from what is implemented
+    │   ├── MissingShardError        the index names a file that is not there
+    │   ├── TruncatedShardError      a file that is shorter (or longer) than its header says
+    │   ├── IndexMismatchError       index and shards disagree about where a tensor lives
+    │   ├── MissingTensorError       a tensor that the model needs is in no shard
+    │   ├── UnexpectedTensorError    a tensor that the model does not know
+    │   ├── TensorShapeError         a tensor of another shape than the config implies
+    │   └── TensorDtypeError         a tensor of a type that this format does not allow
+    ├── CapacityError                a pool is exhausted; the scheduler handles it, users never see it
+    └── RequestError                 one request is refused; the engine goes on
+        ├── InvalidRequestError      400
+        ├── ContextLengthError       400, names the limit and the given length
+        ├── AuthenticationError      401
+        ├── ModelNotFoundError       404
+        ├── PayloadTooLargeError     413
+        ├── OverloadedError          503
+        └── EngineFailedError        500, the request failed inside the engine
+
+User input never meets ``assert``; internal invariants do.
+"""
+
+
+class LongreadError(Exception):
+    """Root of the tree. The message says what is wrong and what to do next."""
+
+
+class ConfigError(LongreadError):
+    """An option or a value is not acceptable."""
+
+
+class CheckpointError(LongreadError):
+    """A checkpoint cannot be served as it is."""
+
+
+class UnsupportedModelError(CheckpointError):
+    """config.json asks for something that is not implemented; ``field`` names it."""
+
+    def __init__(self, field: str, message: str):
+        super().__init__(f"config.json: {field}: {message}")
+        self.field = field
+
+
+class MissingShardError(CheckpointError):
+    """The index names a file that is not there."""
+
+
+class TruncatedShardError(CheckpointError):
+    """A file's size disagrees with its own header."""
+
+
+class IndexMismatchError(CheckpointError):
+    """Index and shards disagree."""
+
+
+class MissingTensorError(CheckpointError):
+    """A tensor that the model needs is in no shard."""
+
+
+class UnexpectedTensorError(CheckpointError):
+    """A tensor that the model does not know."""
+
+
+class TensorShapeError(CheckpointError):
+    """A tensor of another shape than the config implies."""
+
+
+class TensorDtypeError(CheckpointError):
+    """A tensor of a type that this format does not allow."""
+
+
+class CapacityError(LongreadError):
+    """Pages, slots or snapshots are exhausted right now."""
+
+
+class RequestError(LongreadError):
+    """One request is refused or failed. ``status`` is the HTTP status, ``param`` the offending field."""
+
+    status = 400
+    kind = "invalid_request_error"
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None):
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code
+
+
+class InvalidRequestError(RequestError):
+    """A field is malformed, out of range or not honoured."""
+
+
+class ContextLengthError(RequestError):
+    """Prompt plus output cannot fit the model's context or the pool."""
+
+    def __init__(self, message: str, param: str | None = "messages"):
+        super().__init__(message, param=param, code="context_length_exceeded")
+
+
+class AuthenticationError(RequestError):
+    """No API key, or a wrong one."""
+
+    status = 401
+    kind = "authentication_error"
+
+
+class ModelNotFoundError(RequestError):
+    """The request names a model that this server does not serve."""
+
+    status = 404
+    kind = "not_found_error"
+
+
+class PayloadTooLargeError(RequestError):
+    """The body is larger than the server accepts."""
+
+    status = 413
+
+
+class OverloadedError(RequestError):
+    """The queue is full or the server is not ready; try again later."""
+
+    status = 503
+    kind = "overloaded_error"
+
+
+class EngineFailedError(RequestError):
+    """The engine failed while it worked on this request."""
+
+    status = 500
+    kind = "server_error"

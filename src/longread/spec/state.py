@@ -1,0 +1,108 @@
+"""Pages and state groups: what one sequence keeps, and the identity of a page.
+
+A page is 256 tokens. A model's cache is a set of named groups: *rows* groups grow with the sequence (``tokens_per_row``
+tokens a row, paged), *ring* groups have a fixed size per sequence (a slot), cannot be rebuilt locally and are saved
+whole as snapshots. Keys and values are not assumed anywhere.
+"""
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from longread.spec.model import ModelSpec
+
+PAGE_TOKENS = 256
+CACHE_FORMAT = 1  # raise when the meaning of any stored row changes: old pages become misses
+
+
+@dataclass(frozen=True, slots=True)
+class StateGroup:
+    """One named part of a sequence's cache.
+
+    rows: storage is [len(layers), pages, PAGE_TOKENS // tokens_per_row, width].
+    ring: storage is [len(layers), slots, ring_rows, width]; a fresh slot is filled with ``fill``.
+    ``layers`` are the model layers that own the group, in order; storage index i belongs to layers[i].
+    ``dtype`` "model" follows the engine's compute type.
+    """
+
+    name: str
+    kind: Literal["rows", "ring"]
+    layers: tuple[int, ...]
+    width: int
+    tokens_per_row: int = 1
+    ring_rows: int = 0
+    fill: float = 0.0
+    dtype: Literal["model", "float32"] = "model"
+
+    @property
+    def rows_per_page(self) -> int:
+        return PAGE_TOKENS // self.tokens_per_row
+
+    def bytes_per_page(self, model_itemsize: int) -> int:
+        """Bytes of one page over all layers of the group; 0 for a ring."""
+        return len(self.layers) * self.rows_per_page * self.width * self._itemsize(model_itemsize) if self.kind == "rows" else 0
+
+    def bytes_per_slot(self, model_itemsize: int) -> int:
+        """Bytes of one slot (or one snapshot) over all layers of the group; 0 for rows."""
+        return len(self.layers) * self.ring_rows * self.width * self._itemsize(model_itemsize) if self.kind == "ring" else 0
+
+    def _itemsize(self, model_itemsize: int) -> int:
+        return model_itemsize if self.dtype == "model" else 4
+
+
+def state_groups(spec: ModelSpec) -> tuple[StateGroup, ...]:
+    """The groups of a model, in storage order (facts: one latent row a token for MLA; V4 as in section 7 of its notes).
+
+    V4's CSA compressor keeps the last 8 tokens (previous and current window of 4) of pooled inputs and scores, at
+    position mod 8; the HCA compressor keeps an online softmax of its open window (max, sum, weighted sum).
+    """
+    every = tuple(range(spec.layers))
+    if spec.mla is not None:
+        groups = [StateGroup("latent", "rows", every, spec.mla.kv_lora_rank + spec.mla.qk_rope_head_dim)]
+        if spec.indexer is not None:
+            groups.append(StateGroup("index", "rows", every, spec.indexer.head_dim))
+        return tuple(groups)
+    c, ix = spec.compressed, spec.indexer
+    if c is None or ix is None or spec.family != "deepseek_v4":
+        raise NotImplementedError(f"{spec.label}: no state groups for family {spec.family}")
+    csa = tuple(i for i in every if c.ratios[i] == 4)
+    hca = tuple(i for i in every if c.ratios[i] == 128)
+    d, di, inf = c.head_dim, ix.head_dim, float("inf")
+    groups = [
+        StateGroup("csa", "rows", csa, d, tokens_per_row=4),
+        StateGroup("index", "rows", csa, di, tokens_per_row=4),
+        StateGroup("hca", "rows", hca, d, tokens_per_row=128),
+        StateGroup("window", "ring", every, d, ring_rows=c.window),
+        StateGroup("csa_kv", "ring", csa, 2 * d, ring_rows=8, dtype="float32"),
+        StateGroup("csa_score", "ring", csa, 2 * d, ring_rows=8, fill=-inf, dtype="float32"),
+        StateGroup("index_kv", "ring", csa, 2 * di, ring_rows=8, dtype="float32"),
+        StateGroup("index_score", "ring", csa, 2 * di, ring_rows=8, fill=-inf, dtype="float32"),
+        StateGroup("hca_max", "ring", hca, d, ring_rows=1, fill=-inf, dtype="float32"),
+        StateGroup("hca_sum", "ring", hca, d, ring_rows=1, dtype="float32"),
+        StateGroup("hca_acc", "ring", hca, d, ring_rows=1, dtype="float32"),
+    ]
+    return tuple(g for g in groups if g.layers)
+
+
+def cache_root(spec: ModelSpec, model_label: str, dtype: str) -> bytes:
+    """Root of every page hash of one model in one cache format: a change of either is a different identity.
+
+    ``model_label`` identifies the weights (name and revision or fingerprint); the spec enters whole.
+    """
+    text = f"longread-cache-{CACHE_FORMAT}\0{model_label}\0{dtype}\0{spec!r}"
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+def page_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
+    """Identity of a run of tokens after ``parent``: blake2b-128 over the parent and the ids as little-endian int32."""
+    ids = array("i", tokens)
+    if ids.itemsize != 4:
+        raise RuntimeError("array('i') is not 32 bits wide on this platform")
+    return hashlib.blake2b(parent + ids.tobytes(), digest_size=16).digest()
+
+
+def pages_for(tokens: int) -> int:
+    """Pages that ``tokens`` tokens occupy."""
+    return -(-tokens // PAGE_TOKENS)
