@@ -1,0 +1,45 @@
+# Every target sets up .venv by itself; `make demo` and `make test` work on a fresh clone.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo serve test check format bench clean
+
+demo: .venv/run
+	$(BIN)/longread demo $(FILE)
+
+serve: .venv/run
+	$(BIN)/longread serve $(CHECKPOINT) $(ARGS)
+
+test: .venv/dev
+	$(BIN)/python -m pytest $(ARGS)
+
+check: .venv/dev
+	$(BIN)/ruff format --check src tests scripts
+	$(BIN)/ruff check src tests scripts
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/null/test_rooms_imports.py
+
+format: .venv/dev
+	$(BIN)/ruff format src tests scripts
+	$(BIN)/ruff check --fix src tests scripts
+
+bench: .venv/dev
+	$(BIN)/longread bench cpu --output results/cpu.json $(ARGS)
+
+clean:
+	rm -rf .venv
+
+# Two stamps: what a user needs, and that plus what developers need. A changed pyproject.toml installs again.
+.venv/pip:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Longread needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	touch $@
+
+.venv/run: pyproject.toml | .venv/pip
+	$(BIN)/python -m pip install --quiet --editable .
+	touch $@
+
+.venv/dev: .venv/run
+	$(BIN)/python -m pip install --quiet --group check --group test
+	touch $@
