@@ -1,0 +1,37 @@
+"""What every test gets: a floor marker from its folder, a clean environment, and GPU tests skipped where there is none.
+
+The ``null`` floor must not import torch, so the CUDA probe is deferred to the first GPU test that is about to run.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+FLOORS = ("null", "cpu", "gpu")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        parts = item.path.relative_to(TESTS).parts if item.path.is_relative_to(TESTS) else ()
+        if parts and parts[0] in FLOORS:
+            item.add_marker(parts[0])
+        else:
+            raise pytest.UsageError(f"{item.path}: tests live under tests/{{{','.join(FLOORS)}}}/")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") is None:
+        return
+    import torch  # only here: the null floor runs where torch is not installed
+
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device: torch.cuda.is_available() is False on this machine")
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A developer's LONGREAD_* settings must not change what a test sees."""
+    for name in [n for n in os.environ if n.startswith("LONGREAD_")]:
+        monkeypatch.delenv(name)
