@@ -1,0 +1,1 @@
+"""Gated feed-forward networks: one, or many behind a router."""

@@ -1,0 +1,1 @@
+"""Which experts a token goes to, and with which weight."""
