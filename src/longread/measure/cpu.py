@@ -1,12 +1,13 @@
-"""``longread bench cpu``: this engine against ``transformers`` generate on the same checkpoints, in turn, on this CPU."""
+"""``longread bench cpu``: this engine against ``transformers`` generate, same checkpoints, in turn, on this CPU."""
 
 import datetime
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 
 from rich.console import Console
 from rich.table import Table
@@ -16,15 +17,28 @@ from longread.measure.worker import Task
 from longread.spec.errors import LongreadError
 
 PACKAGES = ("longread", "torch", "transformers", "numpy", "numba")
+NOTES = [
+    "TTFT, cold: a fresh random prompt; decode: tokens/s once every request has its first token",
+    "TTFT, warm: the same document with another 32-token question",
+    "transformers runs generate() with its default attention and expert implementations, float32, greedy",
+]
 
 
 class BenchError(LongreadError):
     """A measured process failed; the message carries the end of its output."""
 
 
-def run(
-    checkpoints: Sequence[Path], context: int, decode_context: int, new_tokens: int, rounds: int, output: Path | None
-) -> Report:
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Tokens of the prefill and of the decode prompts, decoded tokens, and how often the engines take turns."""
+
+    context: int
+    decode_context: int
+    new_tokens: int
+    rounds: int
+
+
+def run(checkpoints: Sequence[Path], settings: Settings, output: Path | None) -> Report:
     """Measure every checkpoint, print a table, write ``output``. Raises BenchError when a measured process fails.
 
     Within a round each engine is measured in turn in a fresh process, so that a machine whose speed drifts shifts both.
@@ -32,15 +46,10 @@ def run(
     console = Console()
     figures: list[Figure] = []
     for checkpoint in checkpoints:
-        with console.status(f"{checkpoint.name}") as status:
-            figures += _bench_checkpoint(checkpoint, context, decode_context, new_tokens, rounds, status.update)
-    notes = [
-        "prefill: time to the first token of a fresh random prompt; decode: tokens/s after the first token of every request",
-        "transformers runs generate() with its default attention and expert implementations, float32, greedy",
-    ]
-    report = Report(
-        "cpu", this_commit(), command_line(), datetime.date.today().isoformat(), this_machine(PACKAGES), figures, notes
-    )
+        with console.status(checkpoint.name) as status:
+            figures += _bench_checkpoint(checkpoint, settings, status.update)
+    today = datetime.date.today().isoformat()
+    report = Report("cpu", this_commit(), command_line(), today, this_machine(PACKAGES), figures, NOTES)
     console.print(table(report))
     if output:
         report.write(output)
@@ -48,52 +57,59 @@ def run(
     return report
 
 
-def _bench_checkpoint(
-    checkpoint: Path, context: int, decode_context: int, new_tokens: int, rounds: int, say
-) -> list[Figure]:  # type: ignore[no-untyped-def]
-    name = checkpoint.name
-    pairs = [("prefill", context, 1, 2.0), ("decode", decode_context, 1, 3.0), ("decode", decode_context, 8, 6.0)]
-    figures = []
-    for quantity, tokens, batch, aim in pairs:
-        ours: list[dict] = []
-        theirs: list[dict] = []
-        for number in range(rounds):
-            for engine, answers in (("longread", ours), ("transformers", theirs)):
-                say(f"{name}: {quantity} at {tokens} tokens, batch {batch}, round {number + 1}/{rounds}, {engine}")
-                answers.append(measure(Task(engine, str(checkpoint), quantity, tokens, batch, new_tokens, 1, number)))
-        unit, better = ("s", "lower") if quantity == "prefill" else ("tokens/s", "higher")
-        label = "TTFT, cold" if quantity == "prefill" else "decode"
+def _bench_checkpoint(checkpoint: Path, settings: Settings, say: Callable[[str], None]) -> list[Figure]:
+    name, context = checkpoint.name, settings.context
+    ours, theirs = _take_turns(checkpoint, "prefill", context, 1, settings, say)
+    samples, peer_samples = _samples(ours), _samples(theirs)
+    figures = [Figure(name, "TTFT, cold", "s", context, 1, "lower", samples, "transformers", peer_samples, 2.0)]
+    peaks, peer_peaks = _peaks(ours), _peaks(theirs)
+    figures.append(Figure(name, "peak memory", "MiB", context, 1, "lower", peaks, "transformers", peer_peaks, 1.0))
+    for batch, aim in ((1, 3.0), (8, 6.0)):
+        tokens = settings.decode_context
+        ours, theirs = _take_turns(checkpoint, "decode", tokens, batch, settings, say)
+        samples, peer_samples = _samples(ours), _samples(theirs)
         figures.append(
-            Figure(name, label, unit, tokens, batch, better, _samples(ours), "transformers", _samples(theirs), aim)
+            Figure(name, "decode", "tokens/s", tokens, batch, "higher", samples, "transformers", peer_samples, aim)
         )
-        if quantity == "prefill":
-            peaks = [[answer["peak_bytes"] / 2**20 for answer in answers] for answers in (ours, theirs)]
-            figures.append(
-                Figure(name, "peak memory", "MiB", tokens, batch, "lower", peaks[0], "transformers", peaks[1], 1.0)
-            )
     say(f"{name}: warm TTFT at {context} tokens")
-    warm = measure(Task("longread", str(checkpoint), "warm", context, 1, 1, rounds, 99))
+    warm = measure(Task("longread", str(checkpoint), "warm", context, 1, 1, settings.rounds, seed=99))
     figures.append(
         Figure(name, "TTFT, warm", "s", context, 1, "lower", warm["samples"], "longread, cold", warm["cold"], 50.0)
     )
     return figures
 
 
+def _take_turns(
+    checkpoint: Path, quantity: str, context: int, batch: int, settings: Settings, say: Callable[[str], None]
+) -> tuple[list[dict], list[dict]]:
+    ours: list[dict] = []
+    theirs: list[dict] = []
+    for number in range(settings.rounds):
+        for engine, answers in (("longread", ours), ("transformers", theirs)):
+            turn = f"round {number + 1}/{settings.rounds}, {engine}"
+            say(f"{checkpoint.name}: {quantity} at {context} tokens, batch {batch}, {turn}")
+            answers.append(
+                measure(Task(engine, str(checkpoint), quantity, context, batch, settings.new_tokens, 1, seed=number))
+            )
+    return ours, theirs
+
+
 def _samples(answers: list[dict]) -> list[float]:
     return [sample for answer in answers for sample in answer["samples"]]
 
 
+def _peaks(answers: list[dict]) -> list[float]:
+    return [answer["peak_bytes"] / 2**20 for answer in answers]
+
+
 def measure(task: Task) -> dict:
     """Run one task in a fresh process. Raises BenchError with the end of its standard error."""
-    done = subprocess.run(
-        [sys.executable, "-m", "longread.measure.worker"],
-        input=json.dumps(asdict(task)),
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, "-m", "longread.measure.worker"]
+    done = subprocess.run(command, input=json.dumps(asdict(task)), capture_output=True, text=True)
     if done.returncode:
         raise BenchError(f"{task.engine} failed on {task.quantity}: {done.stderr.strip()[-2000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    answer: dict = json.loads(done.stdout.splitlines()[-1])
+    return answer
 
 
 def table(report: Report) -> Table:
@@ -102,10 +118,8 @@ def table(report: Report) -> Table:
     for column in ("model", "quantity", "context", "batch", "longread", "against", "", "ratio", "aim"):
         out.add_column(column, justify="left" if column in ("model", "quantity", "against") else "right")
     for f in report.figures:
-        ours, theirs = sorted(f.samples)[len(f.samples) // 2], sorted(f.peer_samples)[len(f.peer_samples) // 2]
+        ours, theirs = (f"{median(samples):,.4g} {f.unit}" for samples in (f.samples, f.peer_samples))
         aim = f"{f.aim:g}x" if f.aim else ""
-        out.add_row(
-            f.model, f.quantity, f"{f.context:,}", str(f.batch), f"{ours:,.4g} {f.unit}", f.peer, f"{theirs:,.4g} {f.unit}",
-            f"{f.ratio:.2f}x", aim,
-        )  # fmt: skip
+        row = (f.model, f.quantity, f"{f.context:,}", str(f.batch), ours, f.peer, theirs, f"{f.ratio:.2f}x", aim)
+        out.add_row(*row)
     return out

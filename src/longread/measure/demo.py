@@ -49,11 +49,9 @@ def run(checkpoints: list[Path], files: list[Path], max_tokens: int = 64) -> Non
     """
     console = Console()
     text = read_documents(files)
+    console.print(f"{len(files)} file(s), {len(text):,} characters, asked twice of {len(checkpoints)} tiny checkpoints")
     console.print(
-        f"[bold]{len(files)}[/] file(s), {len(text):,} characters, asked twice of {len(checkpoints)} tiny checkpoints"
-    )
-    console.print(
-        "[yellow]The bundled checkpoints are untrained (random weights): the answers are noise, the figures are real.[/]"
+        "[yellow]These checkpoints are untrained (random weights): the answers are noise, the figures are real.[/]"
     )
     rows = []
     for checkpoint in checkpoints:
@@ -108,7 +106,7 @@ class Server:
 
 @contextmanager
 def serving(checkpoint: Path) -> Iterator[Server]:
-    """Run ``longread serve`` on a free loopback port until the block ends. Raises DemoError if it does not get ready."""
+    """Run ``longread serve`` on a free loopback port until the block ends. Raises DemoError if it never gets ready."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -188,10 +186,11 @@ def table(rows: list[tuple[str, Asked, Asked, int | None, int | None]]) -> Table
     ):
         out.add_column(column, justify="left" if column == "model" else "right")
     for name, cold, warm, peak, planned in rows:
-        out.add_row(
-            name, f"{warm.prompt_tokens:,}", f"{cold.ttft:.2f} s", f"{warm.ttft * 1000:.0f} ms", f"{cold.ttft / warm.ttft:.0f}x",
-            f"{warm.cached_tokens:,}", f"{warm.decode_rate:.1f} tokens/s", _mib(peak), _mib(planned),
-        )  # fmt: skip
+        speedup = f"{cold.ttft / warm.ttft:.0f}x"
+        times = (f"{cold.ttft:.2f} s", f"{warm.ttft * 1000:.0f} ms", speedup)
+        rate = f"{warm.decode_rate:.1f} tokens/s"
+        tokens = f"{warm.prompt_tokens:,}"
+        out.add_row(name, tokens, *times, f"{warm.cached_tokens:,}", rate, _mib(peak), _mib(planned))
     return out
 
 

@@ -29,7 +29,7 @@ class Machine:
 class Figure:
     """One quantity, measured for us and for a peer in turn, in the same run.
 
-    ``better`` says which direction wins; ``samples`` and ``peer_samples`` are in run order; ``aim`` is the ratio aimed at.
+    ``better`` says which direction wins; both lists of samples are in run order; ``aim`` is the ratio aimed at.
     """
 
     model: str

@@ -1,7 +1,7 @@
 """One engine in one process, measured: ``python -m longread.measure.worker`` with a task as JSON on standard input.
 
-A process of its own gives each engine its own peak memory and leaves nothing of one in the other's way. Answers with one
-JSON line on standard output. Knows Longread's engine and ``transformers``; knows nothing of tables or files.
+A process of its own gives each engine its own peak memory and keeps it out of the other's way. Answers with one JSON
+line on standard output. Knows Longread's engine and ``transformers``; knows nothing of tables or files.
 """
 
 import json
