@@ -42,6 +42,17 @@ class Asked:
     answer: str
 
 
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One checkpoint's line of the table; memory in bytes, None where the system does not tell."""
+
+    name: str
+    cold: Asked
+    warm: Asked
+    peak: int | None
+    planned: int | None
+
+
 def run(checkpoints: list[Path], files: list[Path], max_tokens: int = 64) -> None:
     """Ask ``QUESTIONS`` about the joined ``files`` of each checkpoint in turn and print one table.
 
@@ -53,17 +64,12 @@ def run(checkpoints: list[Path], files: list[Path], max_tokens: int = 64) -> Non
     console.print(
         "[yellow]These checkpoints are untrained (random weights): the answers are noise, the figures are real.[/]"
     )
-    rows = []
+    rows: list[Row] = []
     for checkpoint in checkpoints:
-        with console.status(f"{checkpoint.name}: starting the server") as status, serving(checkpoint) as server:
-            asked = []
-            for number, question in enumerate(QUESTIONS):
-                status.update(
-                    f"{checkpoint.name}: reading the text" if number == 0 else f"{checkpoint.name}: asking again"
-                )
-                asked.append(ask(server.url, checkpoint.name, text, question, max_tokens))
-            rows.append((checkpoint.name, *asked, server.peak_bytes(), server.planned_bytes()))
-        console.print(f"{checkpoint.name} says: [dim]{asked[-1].answer[:100]!r}[/]")
+        with console.status(f"{checkpoint.name}: reading the text, twice"), serving(checkpoint) as server:
+            cold, warm = (ask(server.url, checkpoint.name, text, question, max_tokens) for question in QUESTIONS)
+            rows.append(Row(checkpoint.name, cold, warm, server.peak_bytes(), server.planned_bytes()))
+        console.print(f"{checkpoint.name} says: [dim]{warm.answer[:100]!r}[/]")
     console.print(table(rows))
 
 
@@ -170,7 +176,7 @@ def ask(url: str, model: str, text: str, question: str, max_tokens: int) -> Aske
     return Asked(first - started, rate, usage["prompt_tokens"], cached, "".join(said))
 
 
-def table(rows: list[tuple[str, Asked, Asked, int | None, int | None]]) -> Table:
+def table(rows: list[Row]) -> Table:
     """One row a checkpoint: cold against warm, and memory against the plan."""
     out = Table(title="The same text, asked twice")
     for column in (
@@ -185,12 +191,13 @@ def table(rows: list[tuple[str, Asked, Asked, int | None, int | None]]) -> Table
         "planned",
     ):
         out.add_column(column, justify="left" if column == "model" else "right")
-    for name, cold, warm, peak, planned in rows:
+    for row in rows:
+        cold, warm = row.cold, row.warm
         speedup = f"{cold.ttft / warm.ttft:.0f}x"
         times = (f"{cold.ttft:.2f} s", f"{warm.ttft * 1000:.0f} ms", speedup)
         rate = f"{warm.decode_rate:.1f} tokens/s"
         tokens = f"{warm.prompt_tokens:,}"
-        out.add_row(name, tokens, *times, f"{warm.cached_tokens:,}", rate, _mib(peak), _mib(planned))
+        out.add_row(row.name, tokens, *times, f"{warm.cached_tokens:,}", rate, _mib(row.peak), _mib(row.planned))
     return out
 
 

@@ -10,11 +10,15 @@ import resource
 import sys
 import time
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from longread.engine.load import load_engine
 from longread.spec.config import EngineOptions
 from longread.spec.engine import FinishEvent, GenerationRequest, SamplingParams, TokenEvent
+
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +96,7 @@ class TransformersPeer:
         from transformers import AutoModelForCausalLM  # optional dependency of the measured peer
 
         self.torch = torch
-        self.model = AutoModelForCausalLM.from_pretrained(task.checkpoint, dtype=torch.float32).eval()
+        self.model: Any = AutoModelForCausalLM.from_pretrained(task.checkpoint, dtype=torch.float32).eval()
         self.model.generation_config.eos_token_id = None
         self.vocab = int(self.model.config.vocab_size)
 
@@ -113,7 +117,7 @@ class TransformersPeer:
         times: list[float] = []
 
         class Clock(StoppingCriteria):  # type: ignore[misc]  # called once after each token
-            def __call__(self, input_ids, scores, **kwargs):  # type: ignore[no-untyped-def]
+            def __call__(self, input_ids: "Tensor", scores: "Tensor", **kwargs: object) -> "Tensor":
                 times.append(time.perf_counter())
                 return input_ids.new_zeros(input_ids.shape[0], dtype=bool)
 
