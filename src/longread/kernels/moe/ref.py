@@ -7,8 +7,8 @@ are never copied, stacked or transposed here. Knows no router.
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 # Up to this many (token, expert) pairs each pair is a matrix-vector product: no sort, no gather, no scatter.
 FEW_PAIRS = 16
@@ -18,12 +18,12 @@ def gated(gate: Tensor, up: Tensor, limit: float | None) -> Tensor:
     """silu(gate) * up; ``limit`` (V4) caps the gate above and ``up`` on both sides. ``gate`` is overwritten."""
     if limit is not None:
         gate, up = gate.clamp_(max=limit), up.clamp(-limit, limit)
-    return F.silu(gate, inplace=True).mul_(up)
+    return functional.silu(gate, inplace=True).mul_(up)
 
 
 def mlp(x: Tensor, w1: Tensor, w3: Tensor, w2: Tensor, limit: float | None = None) -> Tensor:
     """w2(silu(w1 x) * w3 x): x [T, D], w1 (gate) and w3 (up) [F, D], w2 (down) [D, F] -> [T, D]."""
-    return F.linear(gated(F.linear(x, w1), F.linear(x, w3), limit), w2)
+    return functional.linear(gated(functional.linear(x, w1), functional.linear(x, w3), limit), w2)
 
 
 def experts(

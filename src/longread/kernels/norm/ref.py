@@ -1,7 +1,7 @@
 """RMSNorm in plain torch. Knows one row at a time; knows no model."""
 
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
@@ -11,6 +11,6 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     and rounded before the gain, as DeepSeek's reference does. A new tensor is returned.
     """
     if x.dtype.itemsize >= 4:
-        return F.rms_norm(x, x.shape[-1:], weight, eps)
-    y = F.rms_norm(x.float(), x.shape[-1:], None, eps).to(x.dtype)
+        return functional.rms_norm(x, x.shape[-1:], weight, eps)
+    y = functional.rms_norm(x.float(), x.shape[-1:], None, eps).to(x.dtype)
     return y if weight is None else y * weight.to(x.dtype)

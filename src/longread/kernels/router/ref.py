@@ -5,22 +5,22 @@ is a discontinuity. Sources: DeepSeek-V2 and -V3 inference code, DeepSeek-V4 inf
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 from longread.spec.model import MoESpec
 
 
 def router_logits(x: Tensor, weight: Tensor) -> Tensor:
     """x [T, D] any float dtype, weight [E, D] -> float32 [T, E]. Keep ``weight`` in float32 to avoid a cast a step."""
-    return F.linear(x.float(), weight.float())
+    return functional.linear(x.float(), weight.float())
 
 
 def affinity(logits: Tensor, moe: MoESpec) -> Tensor:
     """Unbiased scores of every expert: float32 [T, E]."""
     if moe.scoring == "softmax":
         return logits.softmax(-1)
-    return logits.sigmoid() if moe.scoring == "sigmoid" else F.softplus(logits).sqrt()
+    return logits.sigmoid() if moe.scoring == "sigmoid" else functional.softplus(logits).sqrt()
 
 
 def route(logits: Tensor, moe: MoESpec, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
