@@ -16,7 +16,6 @@ from longread.engine.load import load_engine
 from longread.spec.config import EngineOptions
 from longread.spec.engine import FinishEvent, GenerationRequest, SamplingParams, TokenEvent
 
-
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -119,7 +118,7 @@ class TransformersPeer:
         class Clock(StoppingCriteria):  # type: ignore[misc]  # called once after each token
             def __call__(self, input_ids: "Tensor", scores: "Tensor", **kwargs: object) -> "Tensor":
                 times.append(time.perf_counter())
-                return input_ids.new_zeros(input_ids.shape[0], dtype=bool)
+                return input_ids.new_zeros((input_ids.shape[0],)).bool()
 
         ids = self.torch.tensor(prompts)
         with self.torch.inference_mode():
