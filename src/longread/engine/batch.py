@@ -1,0 +1,43 @@
+"""Gathers the granted tokens of one step into a flat ragged batch, without tensors.
+
+Everything is built anew for each step and never written afterwards: state is not input.
+"""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from longread.engine.scheduler import Grant
+from longread.engine.sequence import Timeline
+from longread.spec.batch import Segment
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One step's work. ``token_ids`` and ``positions``: int64 [T]. ``logit_rows``: int64 [R], the last row of each
+    timeline in ``sampling``, which are those whose newest token is part of this step.
+    """
+
+    token_ids: array[int]
+    positions: array[int]
+    segments: tuple[Segment, ...]
+    logit_rows: array[int]
+    sampling: tuple[Timeline, ...]
+
+
+def gather(grants: Sequence[Grant]) -> Batch:
+    """Lay the granted tokens end to end. Decodes come first as they were granted first."""
+    token_ids, positions, logit_rows = array("q"), array("q"), array("q")
+    segments: list[Segment] = []
+    sampling: list[Timeline] = []
+    for grant in grants:
+        timeline, start, end = grant.timeline, grant.timeline.computed, grant.timeline.computed + grant.length
+        lease = timeline.lease
+        assert lease is not None
+        segments.append(Segment(lease.slot, start, grant.length, len(token_ids), tuple(lease.pages)))
+        token_ids.extend(timeline.tokens[start:end])
+        positions.extend(range(start, end))
+        if end == len(timeline.tokens):
+            logit_rows.append(len(token_ids) - 1)
+            sampling.append(timeline)
+    return Batch(token_ids, positions, tuple(segments), logit_rows, tuple(sampling))

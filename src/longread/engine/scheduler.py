@@ -1,0 +1,223 @@
+"""Which tokens of which sequence the next step computes: continuous batching with chunked prefill.
+
+A pure policy over timelines and the cache's bookkeeping; knows no tensors, sampling or events.
+
+Budget. A step computes at most ``max_num_batched_tokens`` tokens. Every decoding sequence gets its one token first. What
+is left goes to the prompts: half of it to the prompt that arrived first, the rest to the others, shortest remainder
+first, and what they do not need back to the first. So a short prompt usually passes in one step beside a book, a book
+progresses by at least half of the prefill budget once it is the oldest, and every prompt becomes the oldest in the end.
+When there are more runnable sequences than tokens in the budget, those served longest ago get one token each.
+
+Admission. First come, first served, while slots and pages last; a prompt's pages are reserved whole, so that two books
+that do not fit together are not started together. A request that has to wait for pages may be passed by later, smaller
+ones, at most ``BYPASS_LIMIT`` times. A prompt whose prefix is being computed by a running sequence waits for that.
+
+Preemption. When a running sequence needs a page and there is none, the latest arrival gives its pages back (they stay
+cached while nobody needs them) and waits again. The oldest is never preempted for a younger one, and a request that
+does not fit the pool alone is refused before it gets here; so the oldest always finishes, and then the next one does.
+"""
+
+from bisect import insort
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from longread.engine.sequence import Timeline
+from longread.kv.cache import KVCache
+from longread.spec.errors import CapacityError
+
+BYPASS_LIMIT = 64
+
+
+class Entry:
+    """A timeline in the queue. ``arrival`` orders entries and never changes; ``served`` is the last step that
+    computed something for it; ``bypassed`` counts later arrivals that were admitted while this one lacked pages.
+    """
+
+    def __init__(self, timeline: Timeline, arrival: int):
+        self.timeline = timeline
+        self.arrival = arrival
+        self.served = -1
+        self.bypassed = 0
+        self.preemptions = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """``length`` tokens of one timeline in this step. ``cut``: the chunk ends where the cache wants a snapshot."""
+
+    timeline: Timeline
+    length: int
+    cut: bool
+
+
+@dataclass(slots=True)
+class Schedule:
+    """One step's decisions. ``failed`` holds timelines that can never get their pages, with the reason."""
+
+    grants: list[Grant] = field(default_factory=list)
+    admitted: list[Timeline] = field(default_factory=list)
+    preempted: list[Timeline] = field(default_factory=list)
+    failed: list[tuple[Timeline, str]] = field(default_factory=list)
+
+
+def split_budget(budget: int, demands: Sequence[tuple[int, int]]) -> list[int]:
+    """Share ``budget`` tokens among prompts in order of arrival; returns one length each (0: not in this step).
+
+    ``demands``: (tokens wanted in this step, tokens remaining in all) of each prompt; the first wants at most the
+    second, since a chunk may have to end early at a snapshot point.
+    """
+    lengths = [0] * len(demands)
+    if not demands or budget <= 0:
+        return lengths
+    lengths[0] = min(demands[0][0], -(-budget // 2))
+    left = budget - lengths[0]
+    for i in sorted(range(1, len(demands)), key=lambda i: (demands[i][1], i)):
+        lengths[i] = min(demands[i][0], left)
+        left -= lengths[i]
+    lengths[0] += min(demands[0][0] - lengths[0], left)
+    return lengths
+
+
+class Scheduler:
+    """Owns the waiting and the running list. ``snapshot_interval``: tokens between snapshots inside a long prompt."""
+
+    def __init__(self, cache: KVCache, *, max_num_seqs: int, max_num_batched_tokens: int, snapshot_interval: int):
+        self._cache = cache
+        self._max_num_seqs = max_num_seqs
+        self._budget = max_num_batched_tokens
+        self._interval = snapshot_interval
+        self._entries: dict[str, Entry] = {}
+        self._waiting: list[Entry] = []
+        self._running: list[Entry] = []
+        self._arrivals = 0
+        self._step = 0
+        self.preemptions = 0
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    def preemptions_of(self, timeline: Timeline) -> int:
+        return self._entries[timeline.key].preemptions
+
+    def add(self, timeline: Timeline) -> None:
+        """Queue a timeline behind all others."""
+        entry = Entry(timeline, self._arrivals)
+        self._arrivals += 1
+        self._entries[timeline.key] = entry
+        self._waiting.append(entry)
+
+    def remove(self, timeline: Timeline, keep_tail: bool) -> None:
+        """Forget a timeline in any state and release what it holds."""
+        entry = self._entries.pop(timeline.key)
+        (self._running if entry in self._running else self._waiting).remove(entry)
+        timeline.release(self._cache, keep_tail)
+
+    def preempt_latest(self) -> Timeline | None:
+        """Take slot and pages from the latest arrival that runs; it waits again, in its old place. None: nobody runs."""
+        if not self._running:
+            return None
+        entry = max(self._running, key=lambda e: e.arrival)
+        self._running.remove(entry)
+        # The tail is kept so that the resume costs little; under pressure the cache evicts it like any other page.
+        entry.timeline.release(self._cache, keep_tail=True)
+        entry.preemptions += 1
+        self.preemptions += 1
+        insort(self._waiting, entry, key=lambda e: e.arrival)
+        return entry.timeline
+
+    def schedule(self) -> Schedule:
+        """Decide the next step. Pages of every grant are reserved when this returns."""
+        plan = Schedule()
+        self._step += 1
+        self._reserve_running(plan)
+        if not plan.preempted:  # else the pool is full: admitting now would only move the same pages about
+            self._admit(plan)
+        for entry, length in self._lengths():
+            if length:
+                entry.served = self._step
+                plan.grants.append(self._grant(entry.timeline, length))
+        return plan
+
+    def _reserve_running(self, plan: Schedule) -> None:
+        """Cover the tokens of every running sequence with pages, oldest first, preempting from the other end."""
+        for entry in sorted(self._running, key=lambda e: e.arrival):
+            while entry in self._running:
+                assert entry.timeline.lease is not None
+                try:
+                    self._cache.reserve(entry.timeline.lease, len(entry.timeline.tokens))
+                    break
+                except CapacityError as error:
+                    if len(self._running) == 1:
+                        self.remove(entry.timeline, keep_tail=False)
+                        plan.failed.append((entry.timeline, f"no page is left beside open sessions: {error}"))
+                        break
+                    victim = self.preempt_latest()
+                    assert victim is not None
+                    plan.preempted.append(victim)
+
+    def _admit(self, plan: Schedule) -> None:
+        """Start waiting requests; see the module's text."""
+        passed: list[Entry] = []  # lack pages; whoever is admitted from here on passes them
+        for entry in list(self._waiting):
+            if len(self._running) >= self._max_num_seqs or any(e.bypassed >= BYPASS_LIMIT for e in passed):
+                break
+            if self._running and self._cache.in_flight(entry.timeline.tokens):
+                continue
+            reason = self._start(entry)
+            if reason is None:
+                plan.admitted.append(entry.timeline)
+                for other in passed:
+                    other.bypassed += 1
+            elif not self._running:
+                # Nothing will ever be given back but by sessions, which the caller owns: waiting would be for ever.
+                self.remove(entry.timeline, keep_tail=False)
+                plan.failed.append((entry.timeline, f"no room beside open sessions: {reason}"))
+            else:
+                passed.append(entry)
+
+    def _start(self, entry: Entry) -> CapacityError | None:
+        """Take a slot and all pages of the known tokens. One page a running sequence is left free, so that the newcomer
+        is not preempted by the others' next page.
+        """
+        timeline = entry.timeline
+        try:
+            lease = self._cache.open(timeline.tokens)
+        except CapacityError as error:
+            return error
+        try:
+            self._cache.reserve(lease, len(timeline.tokens))
+            spare = self._cache.pages_free + self._cache.pages_cached
+            if spare < len(self._running):
+                raise CapacityError(f"{spare} pages would be left for {len(self._running)} running sequences")
+        except CapacityError as error:
+            self._cache.close(lease)
+            return error
+        timeline.lease = lease
+        self._waiting.remove(entry)
+        self._running.append(entry)
+        return None
+
+    def _lengths(self) -> list[tuple[Entry, int]]:
+        """How many tokens each running sequence gets, decodes first."""
+        if len(self._running) > self._budget:
+            oldest_service = sorted(self._running, key=lambda e: (e.served, e.arrival))
+            return [(entry, 1) for entry in oldest_service[: self._budget]]
+        decodes = [e for e in self._running if e.timeline.remaining == 1]
+        prompts = sorted((e for e in self._running if e.timeline.remaining > 1), key=lambda e: e.arrival)
+        demands = [(self._next_stop(e.timeline) - e.timeline.computed, e.timeline.remaining) for e in prompts]
+        lengths = split_budget(self._budget - len(decodes), demands)
+        return [(entry, 1) for entry in decodes] + list(zip(prompts, lengths, strict=True))
+
+    def _next_stop(self, timeline: Timeline) -> int:
+        """Where a chunk that starts now must end at the latest."""
+        cut = self._cache.next_snapshot_point(timeline.prompt_length, timeline.computed, self._interval)
+        return len(timeline.tokens) if cut is None else min(cut, len(timeline.tokens))
+
+    def _grant(self, timeline: Timeline, length: int) -> Grant:
+        cut = self._cache.next_snapshot_point(timeline.prompt_length, timeline.computed, self._interval)
+        return Grant(timeline, length, cut == timeline.computed + length)

@@ -1,0 +1,61 @@
+"""One token timeline and how far the cache has followed it; shared by requests and sessions.
+
+Knows tokens and a cache lease; must not know sampling, events, tensors or scheduling.
+"""
+
+from collections.abc import Sequence
+
+from longread.kv.cache import KVCache, Lease
+from longread.spec.state import PAGE_TOKENS
+
+
+class Timeline:
+    """``tokens`` is what the sequence consists of; the first ``computed`` of them have their state in the cache.
+
+    The lease (one slot, some pages) comes and goes: a preempted timeline has none and starts again from the prefix
+    cache. ``prompt_length`` is the number of tokens that were given; the rest was sampled.
+    """
+
+    def __init__(self, key: str, tokens: Sequence[int]):
+        self.key = key
+        self.tokens = list(tokens)
+        self.prompt_length = len(self.tokens)
+        self.lease: Lease | None = None
+
+    @property
+    def computed(self) -> int:
+        """Tokens whose state is in the cache."""
+        return len(self.lease.tokens) if self.lease is not None else 0
+
+    @property
+    def remaining(self) -> int:
+        """Tokens whose state is still to be computed; 1 is a decode step."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def decoding(self) -> bool:
+        """Whether the next step computes the newest sampled token and nothing else."""
+        return self.remaining == 1 and len(self.tokens) > self.prompt_length
+
+    def advance(self, cache: KVCache, length: int, cut: bool) -> None:
+        """Record that the state of the next ``length`` tokens has been computed, and keep the ring state where the
+        policy says so: at a cut of the prompt, and (one rolling row) at each page end that is crossed in decode.
+        """
+        assert self.lease is not None
+        start = self.computed
+        cache.commit(self.lease, self.tokens[start : start + length])
+        if cut:
+            cache.snapshot(self.lease)
+        elif self.computed > self.prompt_length and self.computed % PAGE_TOKENS == 0:
+            cache.snapshot(self.lease, rolling=True)
+
+    def release(self, cache: KVCache, keep_tail: bool) -> None:
+        """Give slot and pages back. ``keep_tail``: first publish the state at the current position, so that whoever
+        continues this timeline (the next turn, or a preempted request) starts there.
+        """
+        if self.lease is None:
+            return
+        if keep_tail and self.computed > self.lease.cached_tokens:
+            cache.snapshot(self.lease)
+        cache.close(self.lease)
+        self.lease = None
