@@ -4,13 +4,17 @@
     ├── ConfigError                  a bad option or value, found before any work
     ├── CheckpointError              a checkpoint that cannot be served as it is
     │   ├── UnsupportedModelError    a config.json field that is unknown or differs from what is implemented
+    │   ├── CheckpointPathError      no directory, no config.json or no safetensors where a checkpoint should be
     │   ├── MissingShardError        the index names a file that is not there
     │   ├── TruncatedShardError      a file that is shorter (or longer) than its header says
+    │   ├── ShardHeaderError         a header that is not a safetensors header, or whose offsets are impossible
     │   ├── IndexMismatchError       index and shards disagree about where a tensor lives
+    │   ├── DuplicateTensorError     a tensor that lies in two shards
     │   ├── MissingTensorError       a tensor that the model needs is in no shard
     │   ├── UnexpectedTensorError    a tensor that the model does not know
     │   ├── TensorShapeError         a tensor of another shape than the config implies
-    │   └── TensorDtypeError         a tensor of a type that this format does not allow
+    │   ├── TensorDtypeError         a tensor of a type that this format does not allow
+    │   └── NonFiniteTensorError     a tensor with NaN or infinity
     ├── CapacityError                a pool is exhausted; the scheduler handles it, users never see it
     └── RequestError                 one request is refused; the engine goes on
         ├── InvalidRequestError      400
@@ -45,6 +49,10 @@ class UnsupportedModelError(CheckpointError):
         self.field = field
 
 
+class CheckpointPathError(CheckpointError):
+    """The path is no directory, or config.json or every safetensors file is missing from it."""
+
+
 class MissingShardError(CheckpointError):
     """The index names a file that is not there."""
 
@@ -53,8 +61,16 @@ class TruncatedShardError(CheckpointError):
     """A file's size disagrees with its own header."""
 
 
+class ShardHeaderError(CheckpointError):
+    """A file does not begin with a safetensors header, or its offsets overlap, leave gaps or contradict the shapes."""
+
+
 class IndexMismatchError(CheckpointError):
     """Index and shards disagree."""
+
+
+class DuplicateTensorError(CheckpointError):
+    """A tensor lies in two shards."""
 
 
 class MissingTensorError(CheckpointError):
@@ -71,6 +87,10 @@ class TensorShapeError(CheckpointError):
 
 class TensorDtypeError(CheckpointError):
     """A tensor of a type that this format does not allow."""
+
+
+class NonFiniteTensorError(CheckpointError):
+    """A tensor or scale has NaN or infinity, in the file or in the compute type."""
 
 
 class CapacityError(LongreadError):
