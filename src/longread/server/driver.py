@@ -1,0 +1,353 @@
+"""Runs an engine on its own thread and hands its events to the event loop.
+
+Knows: the engine protocol, threads, one event loop. Must not know: HTTP, text, models.
+
+    loop thread                      engine thread
+    submit, cancel  --commands-->    drain commands, step, stats
+    subscriptions   <--one call a step--
+
+The loop detokenises, parses and writes while the engine thread is inside the model (which releases the interpreter
+lock); that is the overlap of host and model work. Every request that ``submit`` accepts ends exactly once: with the
+engine's FinishEvent, or with one made here when the engine refused it late, broke, or was closed.
+"""
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from longread.spec.engine import Engine, EngineInfo, EngineStats, Event, FinishEvent, GenerationRequest, TokenEvent
+from longread.spec.errors import EngineFailedError, LongreadError, OverloadedError, RequestError
+
+logger = logging.getLogger("longread.server")
+
+State = Literal["loading", "ready", "closing", "failed", "closed"]
+
+
+class Observer(Protocol):
+    """Told on the loop thread, for metrics."""
+
+    def token(self, gap: float | None) -> None:
+        """One output token; seconds since the one before it, None for the first."""
+        ...
+
+    def finish(self, event: FinishEvent, reason: str) -> None: ...
+
+    def rejected(self, count: int) -> None: ...
+
+
+class Subscription:
+    """The events of one HTTP call's requests, in order. Belongs to the loop thread.
+
+    ``refusals`` holds the error of each request that did not end in the engine, by request id.
+    """
+
+    def __init__(self, requests: Sequence[GenerationRequest]):
+        self.choice = {request.request_id: index for index, request in enumerate(requests)}
+        self.open = len(requests)
+        self.refusals: dict[str, RequestError] = {}
+        self._events: list[Event] = []
+        self._waiter: asyncio.Future[None] | None = None
+
+    async def take(self) -> list[Event]:
+        """All events that are here, at least one. Empty once every request has ended and all was taken."""
+        if not self._events and self.open:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        events, self._events = self._events, []
+        return events
+
+    def push(self, event: Event) -> None:
+        self._events.append(event)
+        if isinstance(event, FinishEvent):
+            self.open -= 1
+
+    def wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+@dataclass(slots=True)
+class _Live:
+    request: GenerationRequest
+    subscription: Subscription
+    last_token: float | None = None
+    dropped: str | None = None  # why later tokens are dropped: "stop" or "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class _Cancel:
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Close:
+    pass
+
+
+_Command = GenerationRequest | _Cancel | _Close
+
+
+class EngineDriver:
+    """Owns the engine thread. ``make`` loads the engine on that thread; until it returns, requests are refused (503).
+
+    ``max_num_queued_reqs``: requests accepted beyond those the engine runs at once, None: unlimited.
+    All methods but ``stats`` belong to the loop thread that called ``start``.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Engine],
+        *,
+        max_num_queued_reqs: int | None = None,
+        observer: Observer | None = None,
+    ):
+        self._make = make
+        self._max_num_queued_reqs = max_num_queued_reqs
+        self._observer = observer
+        self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
+        self._live: dict[str, _Live] = {}
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loaded = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._engine: Engine | None = None
+        self.state: State = "loading"
+        self.error: BaseException | None = None
+        self.stats = EngineStats()
+
+    @property
+    def pending(self) -> int:
+        """Requests that have not ended."""
+        return len(self._live)
+
+    @property
+    def engine_info(self) -> EngineInfo:
+        """Raises OverloadedError while the model loads and EngineFailedError when there is no engine any more."""
+        self._check_serving()
+        assert self._engine is not None
+        return self._engine.info
+
+    def start(self) -> None:
+        """Start loading, from within the running event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._run, name="longread-engine", daemon=True)
+        self._thread.start()
+
+    async def loaded(self) -> None:
+        """Wait until the engine is there; raises what loading raised."""
+        await self._loaded.wait()
+        if self.state == "failed" and self.error is not None:
+            raise self.error
+
+    def validate(self, request: GenerationRequest) -> None:
+        """The engine's own check; from any thread. Raises RequestError."""
+        self._check_serving()
+        assert self._engine is not None
+        self._engine.validate(request)
+
+    def submit(self, requests: Sequence[GenerationRequest]) -> Subscription:
+        """Queue validated requests, all or none. Raises OverloadedError or EngineFailedError."""
+        info = self.engine_info
+        if self._max_num_queued_reqs is not None:
+            room = info.max_num_seqs + self._max_num_queued_reqs - len(self._live)
+            if len(requests) > room:
+                if self._observer is not None:
+                    self._observer.rejected(len(requests))
+                raise OverloadedError(
+                    f"the queue is full: {len(self._live)} requests are in flight, max_num_seqs is {info.max_num_seqs} "
+                    f"and max_num_queued_reqs is {self._max_num_queued_reqs}; try again later",
+                    code="queue_full",
+                )
+        subscription = Subscription(requests)
+        for request in requests:
+            self._live[request.request_id] = _Live(request, subscription)
+            self._commands.put(request)
+        self._idle.clear()
+        return subscription
+
+    def stop(self, request_id: str) -> None:
+        """The caller has what it wants (a stop string): no more tokens, then the request's FinishEvent."""
+        self._drop(request_id, "stop")
+
+    def cancel(self, subscription: Subscription) -> None:
+        """Cancel whatever of it has not ended."""
+        for request_id in subscription.choice:
+            self._drop(request_id, "cancelled")
+
+    async def close(self, drain_seconds: float = 0.0) -> None:
+        """Refuse new requests, let the others finish for ``drain_seconds``, end the rest with an error, end the thread."""
+        if self.state == "ready":
+            self.state = "closing"
+            if self._live and drain_seconds > 0:
+                try:
+                    await asyncio.wait_for(self._idle.wait(), drain_seconds)
+                except TimeoutError:
+                    logger.warning(
+                        "%d requests did not end within %g s and are cut off", len(self._live), drain_seconds
+                    )
+        loading = self.state == "loading"
+        self.state = "closed" if self.state != "failed" else "failed"
+        self._commands.put(_Close())
+        # A load cannot be interrupted from here: the daemon thread sees the closed state when it ends.
+        if self._thread is not None and not loading:
+            await asyncio.to_thread(self._thread.join)
+        self._end_all(lambda: OverloadedError("the server is shutting down: ask another one, or try again later"))
+        self._loaded.set()
+
+    def hurry(self) -> None:
+        """End the draining of a ``close`` now."""
+        self._idle.set()
+
+    def _check_serving(self) -> None:
+        if self.state == "loading":
+            raise OverloadedError("the model is still loading: wait until /ready answers 200", code="model_loading")
+        if self.state in ("closing", "closed"):
+            raise OverloadedError(
+                "the server is shutting down: ask another one, or try again later", code="shutting_down"
+            )
+        if self.state == "failed":
+            raise EngineFailedError(f"the engine has failed and must be restarted: {self.error}", code="engine_failed")
+
+    def _drop(self, request_id: str, why: str) -> None:
+        live = self._live.get(request_id)
+        if live is not None and live.dropped is None:
+            live.dropped = why
+            self._commands.put(_Cancel(request_id))
+
+    # Loop side: called by the engine thread through call_soon_threadsafe, in order.
+
+    def _deliver(self, events: Sequence[Event], at: float) -> None:
+        woken: dict[int, Subscription] = {}
+        for event in events:
+            live = self._live.get(event.request_id)
+            if live is None:
+                continue
+            if isinstance(event, TokenEvent):
+                if live.dropped is not None:
+                    continue
+                if self._observer is not None:
+                    self._observer.token(None if live.last_token is None else at - live.last_token)
+                live.last_token = at
+            else:
+                self._ended(event, live)
+            live.subscription.push(event)
+            woken[id(live.subscription)] = live.subscription
+        for subscription in woken.values():
+            subscription.wake()
+
+    def _ended(self, event: FinishEvent, live: _Live) -> None:
+        del self._live[event.request_id]
+        if not self._live:
+            self._idle.set()
+        if self._observer is not None:
+            reason = live.dropped if live.dropped is not None and event.reason == "cancelled" else event.reason
+            self._observer.finish(event, reason)
+
+    def _refuse(self, request_id: str, error: RequestError) -> None:
+        """End a request that the engine does not know."""
+        live = self._live.get(request_id)
+        if live is None:
+            return
+        live.subscription.refusals[request_id] = error
+        self._deliver([_failed(live.request, error)], time.monotonic())
+
+    def _end_all(self, make_error: Callable[[], RequestError]) -> None:
+        for request_id in list(self._live):
+            self._refuse(request_id, make_error())
+
+    def _became_ready(self, engine: Engine) -> None:
+        self._engine = engine
+        if self.state == "loading":
+            self.state = "ready"
+        self._loaded.set()
+
+    def _broke(self, error: BaseException) -> None:
+        self.state, self.error = "failed", error
+        self._end_all(
+            lambda: EngineFailedError(
+                f"the engine failed while it worked on this request: {error}; the server must be restarted",
+                code="engine_failed",
+            )
+        )
+        self._loaded.set()
+
+    # Engine side.
+
+    def _post(self, call: Callable[..., None], *arguments: object) -> None:
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(call, *arguments)
+        except RuntimeError:
+            logger.debug("the event loop is closed; an event of the engine was dropped")
+
+    def _run(self) -> None:
+        # A process edge: whatever happens on this thread becomes the state of the server and the end of every request.
+        try:
+            engine = self._make()
+        except BaseException as error:  # noqa: BLE001
+            self._report(error, "loading the model failed")
+            return
+        self._post(self._became_ready, engine)
+        try:
+            self._serve(engine)
+        except BaseException as error:  # noqa: BLE001
+            self._report(error, "the engine failed; all its requests are ended")
+        finally:
+            engine.close()
+
+    def _report(self, error: BaseException, what: str) -> None:
+        if isinstance(error, LongreadError):
+            logger.error("%s: %s", what, error)
+        else:
+            logger.error(what, exc_info=error)
+        self._post(self._broke, error)
+
+    def _serve(self, engine: Engine) -> None:
+        while True:
+            # Without work this blocks on the queue: an idle server uses no processor time.
+            for command in self._next_commands(wait=not engine.has_work()):
+                if isinstance(command, _Close):
+                    return
+                if isinstance(command, _Cancel):
+                    engine.cancel(command.request_id)
+                else:
+                    self._submit(engine, command)
+            if engine.has_work():
+                events = engine.step()
+                self.stats = engine.stats()
+                if events:
+                    self._post(self._deliver, events, time.monotonic())
+
+    def _submit(self, engine: Engine, request: GenerationRequest) -> None:
+        try:
+            engine.submit(request)
+        except RequestError as error:
+            self._post(self._refuse, request.request_id, error)
+
+    def _next_commands(self, wait: bool) -> Iterable[_Command]:
+        commands = [self._commands.get()] if wait else []
+        while True:
+            try:
+                commands.append(self._commands.get_nowait())
+            except queue.Empty:
+                return commands
+
+
+def _failed(request: GenerationRequest, error: RequestError) -> FinishEvent:
+    return FinishEvent(
+        request_id=request.request_id,
+        reason="failed",
+        prompt_tokens=len(request.prompt),
+        completion_tokens=0,
+        cached_tokens=0,
+        error=error.message,
+    )

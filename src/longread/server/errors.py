@@ -1,0 +1,67 @@
+"""How an error looks on the wire: ``{"error": {"message", "type", "param", "code"}}``, as OpenAI's clients expect.
+
+Knows: RequestError and HTTP statuses. Must not know: routes. No message carries a traceback or a path of this machine.
+"""
+
+import http
+import logging
+
+import orjson
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from longread.spec.errors import EngineFailedError, OverloadedError, RequestError
+
+logger = logging.getLogger("longread.server")
+
+RETRY_AFTER_SECONDS = 1
+
+
+def error_body(error: RequestError) -> dict[str, object]:
+    """The JSON object of an error, also what an error inside a stream carries."""
+    return {"error": {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}}
+
+
+def error_response(error: RequestError) -> Response:
+    headers = {"Retry-After": str(RETRY_AFTER_SECONDS)} if isinstance(error, OverloadedError) else None
+    return json_response(error_body(error), status=error.status, headers=headers)
+
+
+def json_response(content: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(orjson.dumps(content), status_code=status, headers=headers, media_type="application/json")
+
+
+async def on_request_error(request: Request, error: Exception) -> Response:
+    """A route raised RequestError."""
+    assert isinstance(error, RequestError)
+    return error_response(error)
+
+
+async def on_http_error(request: Request, error: Exception) -> Response:
+    """Unknown route (404) or wrong method (405), in the same shape."""
+    assert isinstance(error, HTTPException)
+    method, path = request.method, request.url.path
+    messages = {
+        404: f"no route {path}: GET /v1/models, POST /v1/chat/completions and POST /v1/completions are the main ones",
+        405: f"{method} is not allowed for {path}",
+    }
+    body = {
+        "error": {
+            "message": messages.get(error.status_code, error.detail),
+            "type": "not_found_error" if error.status_code == 404 else "invalid_request_error",
+            "param": None,
+            "code": http.HTTPStatus(error.status_code).phrase.lower().replace(" ", "_"),
+        }
+    }
+    return json_response(body, status=error.status_code, headers=dict(error.headers or {}))
+
+
+async def on_crash(request: Request, error: Exception) -> Response:
+    """A bug in the server. Starlette re-raises after this answer: the log has the traceback, the client has not."""
+    request_id = request.scope.get("state", {}).get("request_id", "")
+    return error_response(
+        EngineFailedError(
+            f"internal server error; the server's log has the details of request {request_id}", code="internal"
+        )
+    )

@@ -1,0 +1,66 @@
+"""What every HTTP call passes before and after its route: a request id, the API key, a count of the answer.
+
+Knows: ASGI, the options, the metrics. Must not know: bodies, engines. Plain ASGI on purpose: it adds no task and no
+buffering to a stream, and a refused call is answered before its body is read.
+"""
+
+import hashlib
+import hmac
+import re
+import uuid
+from collections.abc import Iterable
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from longread.server.errors import error_response
+from longread.server.metrics import ServerMetrics
+from longread.spec.errors import AuthenticationError
+
+REQUEST_ID_HEADER = "X-Request-Id"
+OPEN_PATHS = frozenset({"/health", "/ready"})
+
+_REQUEST_ID = re.compile(r"[\w.:/+=@-]{1,128}", re.ASCII)
+
+
+class Gate:
+    """The outermost ASGI layer. ``routes`` are the patterns that may become metric labels."""
+
+    def __init__(self, app: ASGIApp, *, api_keys: Iterable[str], metrics: ServerMetrics, routes: frozenset[str]):
+        self._app = app
+        # Digests have one length, so that comparing tells nothing about a key's length either.
+        self._keys = tuple(hashlib.sha256(key.encode()).digest() for key in api_keys)
+        self._metrics = metrics
+        self._routes = routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        given = headers.get(REQUEST_ID_HEADER, "")
+        request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        scope.setdefault("state", {})["request_id"] = request_id
+        route = scope["path"] if scope["path"] in self._routes else "other"
+
+        async def send_marked(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)[REQUEST_ID_HEADER] = request_id
+                self._metrics.responded(route, message["status"])
+            await send(message)
+
+        if self._keys and scope["path"] not in OPEN_PATHS and not self._authorised(headers):
+            error = AuthenticationError(
+                "a valid API key is needed: send it as 'Authorization: Bearer KEY'", code="invalid_api_key"
+            )
+            response = error_response(error)
+            response.headers["WWW-Authenticate"] = "Bearer"
+            await response(scope, receive, send_marked)
+            return
+        await self._app(scope, receive, send_marked)
+
+    def _authorised(self, headers: Headers) -> bool:
+        scheme, _, token = headers.get("Authorization", "").partition(" ")
+        digest = hashlib.sha256(token.strip().encode()).digest()
+        matches = [hmac.compare_digest(digest, key) for key in self._keys]
+        return scheme.lower() == "bearer" and any(matches)

@@ -1,0 +1,58 @@
+"""What an operator may set about the HTTP side.
+
+Knows: names, limits and defaults. Must not know: engine options, argument parsing.
+"""
+
+import ipaddress
+from dataclasses import dataclass
+
+from longread.spec.errors import ConfigError
+
+MEBIBYTE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """Frozen; names as the command line's. Raises ConfigError for a value that cannot work.
+
+    ``served_model_name``: what a request's ``model`` may be, the first is the one reported; empty: the engine's name.
+    ``api_key``: accepted keys, empty: no check. ``max_num_queued_reqs``: requests beyond the running ones, None: no
+    limit. ``max_body_bytes`` bounds a request body, ``shutdown_timeout`` (seconds) how long open requests may go on.
+    ``allowed_origins``: CORS is off unless it names origins.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    served_model_name: tuple[str, ...] = ()
+    api_key: tuple[str, ...] = ()
+    max_num_queued_reqs: int | None = 1024
+    max_body_bytes: int = 64 * MEBIBYTE
+    shutdown_timeout: float = 10.0
+    allowed_origins: tuple[str, ...] = ()
+    chat_encoding: str | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port: {self.port} is not in 0..65535")
+        if self.max_num_queued_reqs is not None and self.max_num_queued_reqs < 0:
+            raise ConfigError(
+                f"max_num_queued_reqs: {self.max_num_queued_reqs} is negative; 0 refuses all that cannot run at once"
+            )
+        if self.max_body_bytes < 1024:
+            raise ConfigError(f"max_body_bytes: {self.max_body_bytes} is below 1024, no request would fit")
+        if self.shutdown_timeout < 0:
+            raise ConfigError(f"shutdown_timeout: {self.shutdown_timeout} is negative")
+        if any(not key.strip() for key in self.api_key):
+            raise ConfigError("api_key: a key is empty; leave the option out to serve without keys")
+
+    @property
+    def exposed(self) -> bool:
+        """Whether other machines may reach the server without a key."""
+        if self.api_key:
+            return False
+        if self.host == "localhost":
+            return False
+        try:
+            return not ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return True
