@@ -24,10 +24,11 @@ class SamplingParams:
     """How the next token is chosen (names and meaning as in vLLM).
 
     temperature 0 is greedy. top_k 0 means off, top_p 1.0 off, min_p 0.0 off. ``seed`` None: the engine draws one.
-    The same seed gives the same tokens whatever else is in the batch. ``logprobs``: top entries returned a token, None: none;
-    they are taken from the model's own distribution, before penalties, bias, temperature and truncation.
+    The same seed gives the same tokens whatever else is in the batch. ``logprobs``: top entries returned a token,
+    None: none; they are taken from the model's own distribution, before penalties, bias, temperature and truncation.
     ``max_tokens`` None: up to the context limit. ``stop_token_ids`` end the output and are not part of it.
-    ``grammar`` starts at the first output token, or behind the first ``grammar_after`` token (``</think>``) when that is set.
+    ``grammar`` starts at the first output token, or behind the first ``grammar_after`` token (``</think>``) when that
+    is set.
     """
 
     temperature: float = 1.0

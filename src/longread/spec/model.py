@@ -49,7 +49,10 @@ class IndexerSpec:
 
 @dataclass(frozen=True, slots=True)
 class CompressedSpec:
-    """V4 attention. ``ratios[layer]`` is 0 (sliding window only), 4 (CSA) or 128 (HCA); one entry a layer, no MTP entry."""
+    """V4 attention. ``ratios[layer]`` is 0 (sliding window only), 4 (CSA) or 128 (HCA); one entry a layer, none for MTP.
+
+    V4.1 has ratios 0, 1 and 2 instead, with ``SharedKVSpec``.
+    """
 
     head_dim: int
     rope_head_dim: int
@@ -93,11 +96,72 @@ class HyperSpec:
 
 @dataclass(frozen=True, slots=True)
 class QuantSpec:
-    """How weights lie on disk. ``block`` is the FP8 scale block (rows, columns)."""
+    """How weights lie on disk. ``block`` is the FP8 scale block (rows, columns).
+
+    ``scale_format`` is the stored type. ``power_of_two``: every scale is a power of two, also where it is stored as
+    float32 (V3.1, V3.2).
+    """
 
     block: tuple[int, int]
     scale_format: Literal["float32", "ue8m0"]
     experts: Literal["fp8", "fp4"]
+    power_of_two: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SharedKVSpec:
+    """V4.1 (CSA2): only ``kv_sources`` compress and ``index_sources`` score; others use the nearest one below.
+
+    ``candidate_source`` keeps the ``candidate_blocks`` best blocks of ``candidate_block`` rows for those above it.
+    """
+
+    kv_sources: tuple[int, ...]
+    index_sources: tuple[int, ...]
+    candidate_source: int
+    candidate_blocks: int
+    candidate_block: int
+
+
+@dataclass(frozen=True, slots=True)
+class DSparkSpec:
+    """The drafter that replaces MTP since V4-Flash-0731. Its stages are counted by ``ModelSpec.mtp_layers``."""
+
+    block: int
+    noise_id: int
+    targets: tuple[int, ...]
+    markov_rank: int
+    routed: int
+    top_k: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngramSpec:
+    """V4.1's n-gram tables: ``rows[i]`` entries of ``head_dim`` at layer ``layers[i]``, by 2- to ``max_ngram``-grams."""
+
+    layers: tuple[int, ...]
+    rows: tuple[int, ...]
+    max_ngram: int
+    heads: int
+    head_dim: int
+    table_size: int
+    pad_id: int
+    compressed_vocab: int
+
+
+@dataclass(frozen=True, slots=True)
+class VisionSpec:
+    """V4.1's image tower: a ViT, an aligner over ``downsample`` squared patches, and its place-holder token."""
+
+    layers: int
+    hidden: int
+    heads: int
+    intermediate: int
+    patch: int
+    downsample: int
+    rope_theta: float
+    max_tokens: int
+    min_pixels: int
+    image_token_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +169,8 @@ class ModelSpec:
     """One DeepSeek model. Exactly one of ``mla`` and ``compressed`` is set.
 
     ``rope`` serves MLA, and V4 layers of ratio 0; ``compress_rope`` serves V4 layers of ratio > 0.
-    ``mtp_layers`` blocks are stored behind the backbone and are not run. ``quant`` None: the weights are plain floats.
+    ``mtp_layers`` blocks are stored behind the backbone and are not run; with ``dspark`` they are the drafter's stages.
+    ``quant`` None: the weights are plain floats. ``shared_kv``, ``engram`` and ``vision`` belong to V4.1.
     ``torch_dtype`` is the checkpoint's plain float type.
     """
 
@@ -130,3 +195,7 @@ class ModelSpec:
     compress_rope: RopeSpec | None = None
     hyper: HyperSpec | None = None
     tie_embeddings: bool = False
+    dspark: DSparkSpec | None = None
+    shared_kv: SharedKVSpec | None = None
+    engram: EngramSpec | None = None
+    vision: VisionSpec | None = None

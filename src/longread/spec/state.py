@@ -42,11 +42,19 @@ class StateGroup:
 
     def bytes_per_page(self, model_itemsize: int) -> int:
         """Bytes of one page over all layers of the group; 0 for a ring."""
-        return len(self.layers) * self.rows_per_page * self.width * self._itemsize(model_itemsize) if self.kind == "rows" else 0
+        return (
+            len(self.layers) * self.rows_per_page * self.width * self._itemsize(model_itemsize)
+            if self.kind == "rows"
+            else 0
+        )
 
     def bytes_per_slot(self, model_itemsize: int) -> int:
         """Bytes of one slot (or one snapshot) over all layers of the group; 0 for rows."""
-        return len(self.layers) * self.ring_rows * self.width * self._itemsize(model_itemsize) if self.kind == "ring" else 0
+        return (
+            len(self.layers) * self.ring_rows * self.width * self._itemsize(model_itemsize)
+            if self.kind == "ring"
+            else 0
+        )
 
     def _itemsize(self, model_itemsize: int) -> int:
         return model_itemsize if self.dtype == "model" else 4

@@ -1,0 +1,41 @@
+"""DeepSeek's public models as specs, and the name of a spec that equals one of them."""
+
+from dataclasses import replace
+from functools import cache
+
+from longread.spec.errors import ConfigError
+from longread.spec.families import build
+from longread.spec.model import ModelSpec
+from longread.spec.release_configs import CONFIGS
+
+# Same architecture and file format, other weights: one spec serves all names.
+ALIASES = {
+    "DeepSeek-V3-0324": "DeepSeek-V3",
+    "DeepSeek-R1": "DeepSeek-V3",
+    "DeepSeek-R1-0528": "DeepSeek-V3",
+    "DeepSeek-V3.1-Terminus": "DeepSeek-V3.1",
+    "DeepSeek-V3.2-Exp": "DeepSeek-V3.2",
+    "DeepSeek-V4.1-Flash-1017": "DeepSeek-V4.1-Flash",
+}
+
+
+def release_names() -> tuple[str, ...]:
+    """Every name that ``release`` knows, oldest architecture first."""
+    return (*CONFIGS, *ALIASES)
+
+
+@cache
+def release(name: str) -> ModelSpec:
+    """The spec of a public model by its repository name. Raises ``ConfigError`` for an unknown one."""
+    base = ALIASES.get(name, name)
+    if base not in CONFIGS:
+        raise ConfigError(f"{name!r} is not a known model; known: {', '.join(release_names())}")
+    return build(CONFIGS[base], label=base)
+
+
+def label_for(spec: ModelSpec) -> str:
+    """The public model with exactly this architecture and file format, or "custom <family>"."""
+    for name in CONFIGS:
+        if release(name) == replace(spec, label=name):
+            return name
+    return f"custom {spec.family}"
