@@ -49,7 +49,7 @@ class IndexerSpec:
 
 @dataclass(frozen=True, slots=True)
 class CompressedSpec:
-    """V4 attention. ``ratios[layer]`` is 0 (sliding window only), 4 (CSA) or 128 (HCA); one entry a layer, none for MTP.
+    """V4 attention. ``ratios[layer]`` is 0 (sliding window only), 4 (CSA) or 128 (HCA); one a layer, none for MTP.
 
     V4.1 has ratios 0, 1 and 2 instead, with ``SharedKVSpec``.
     """
@@ -136,7 +136,7 @@ class DSparkSpec:
 
 @dataclass(frozen=True, slots=True)
 class EngramSpec:
-    """V4.1's n-gram tables: ``rows[i]`` entries of ``head_dim`` at layer ``layers[i]``, by 2- to ``max_ngram``-grams."""
+    """V4.1's n-gram tables: ``rows[i]`` entries of ``head_dim`` at ``layers[i]``, for 2- to ``max_ngram``-grams."""
 
     layers: tuple[int, ...]
     rows: tuple[int, ...]
