@@ -75,11 +75,11 @@ def _family(config: Mapping[str, object]) -> Family:
     if not isinstance(value, str) or value not in _OWN:
         shown = repr(value)[:80] if isinstance(value, str) else f"a {type(value).__name__}"
         raise UnsupportedModelError("model_type", f"{shown} is not a model that Longread knows; known: {known}")
-    return cast(Family, value)
+    return value
 
 
 def _mla_model(f: Fields, family: Family, label: str) -> ModelSpec:
-    heads = f.integer("num_attention_heads")
+    heads, vocab = f.integer("num_attention_heads"), f.integer("vocab_size")
     layers = f.integer("num_hidden_layers", high=LAYERS_MAX)
     f.exactly("num_key_value_heads", heads)
     _common_switches(f)
@@ -105,7 +105,9 @@ def _mla_model(f: Fields, family: Family, label: str) -> ModelSpec:
         hidden=f.integer("hidden_size"),
         layers=layers,
         heads=heads,
-        **_vocabulary(f),
+        vocab=vocab,
+        bos_id=_token(f, "bos_token_id", vocab),
+        eos_id=_token(f, "eos_token_id", vocab),
         rms_eps=f.number("rms_norm_eps"),
         max_position=f.integer("max_position_embeddings"),
         rope=_rope(f, mscale=True),
@@ -122,12 +124,12 @@ def _mla_model(f: Fields, family: Family, label: str) -> ModelSpec:
 
 def _v4_model(f: Fields, label: str) -> ModelSpec:
     layers = f.integer("num_hidden_layers", high=LAYERS_MAX)
-    heads = f.integer("num_attention_heads")
+    heads, vocab = f.integer("num_attention_heads"), f.integer("vocab_size")
     f.exactly("num_key_value_heads", 1)
     _common_switches(f)
     f.exactly_if_there("mlp_bias", False)
     compressed, stages = _compressed(f, layers, heads, known_ratios=(0, 4, 128))
-    dspark = _dspark(f, layers, stages) if f.has("dspark_block_size") else None
+    dspark = _dspark(f, layers, stages, vocab) if f.has("dspark_block_size") else None
     predicted = f.integer("num_nextn_predict_layers", low=0, high=16)
     # DeepSeek's DSpark files keep the 1 of the preview; the trailing ratios count the stages that are stored.
     if predicted != stages and not (dspark is not None and predicted == 1):
@@ -146,7 +148,9 @@ def _v4_model(f: Fields, label: str) -> ModelSpec:
         hidden=hidden,
         layers=layers,
         heads=heads,
-        **_vocabulary(f),
+        vocab=vocab,
+        bos_id=_token(f, "bos_token_id", vocab),
+        eos_id=_token(f, "eos_token_id", vocab),
         rms_eps=f.number("rms_norm_eps"),
         max_position=f.integer("max_position_embeddings"),
         rope=rope,
@@ -168,7 +172,7 @@ def _v41_model(root: Fields, label: str) -> ModelSpec:
     f = root.section("text_config")
     f.exactly_if_there("model_type", "deepseek_v41_text")
     layers = f.integer("num_hidden_layers", high=LAYERS_MAX)
-    heads = f.integer("num_attention_heads")
+    heads, vocab = f.integer("num_attention_heads"), f.integer("vocab_size")
     f.exactly("num_key_value_heads", 1)
     _common_switches(f)
     compressed, stages = _compressed(f, layers, heads, known_ratios=(0, 1, 2))
@@ -183,9 +187,9 @@ def _v41_model(root: Fields, label: str) -> ModelSpec:
         hidden=hidden,
         layers=layers,
         heads=heads,
-        vocab=f.integer("vocab_size"),
-        bos_id=root.integer("bos_token_id", low=0),
-        eos_id=root.integer("eos_token_id", low=0),
+        vocab=vocab,
+        bos_id=_token(root, "bos_token_id", vocab),
+        eos_id=_token(root, "eos_token_id", vocab),
         rms_eps=f.number("rms_norm_eps"),
         max_position=f.integer("max_position_embeddings"),
         rope=rope,
@@ -197,10 +201,10 @@ def _v41_model(root: Fields, label: str) -> ModelSpec:
         indexer=_indexer(f, rotary=compressed.rope_head_dim),
         compress_rope=compress_rope,
         hyper=_hyper(f),
-        dspark=_dspark(f, layers, stages, own_experts=True),
+        dspark=_dspark(f, layers, stages, vocab, own_experts=True),
         shared_kv=_shared_kv(f, compressed.ratios),
-        engram=_engram(f, layers),
-        vision=_vision(root),
+        engram=_engram(f, layers, vocab),
+        vision=_vision(root, vocab),
     )
     f.finish(HARMLESS)
     root.finish(HARMLESS)
@@ -213,13 +217,8 @@ def _common_switches(f: Fields) -> None:
     f.exactly("tie_word_embeddings", False)
 
 
-def _vocabulary(f: Fields) -> dict[str, int]:
-    vocab = f.integer("vocab_size")
-    return {
-        "vocab": vocab,
-        "bos_id": f.integer("bos_token_id", low=0, high=vocab - 1),
-        "eos_id": f.integer("eos_token_id", low=0, high=vocab - 1),
-    }
+def _token(f: Fields, key: str, vocab: int) -> int:
+    return f.integer(key, low=0, high=vocab - 1)
 
 
 def _dtype(f: Fields) -> Literal["bfloat16", "float16", "float32"]:
@@ -414,14 +413,14 @@ def _quant_fp8(
     return QuantSpec(block=(block[0], block[1]), scale_format=stored, experts=experts, power_of_two=ue8m0)
 
 
-def _dspark(f: Fields, layers: int, stages: int, own_experts: bool = False) -> DSparkSpec:
+def _dspark(f: Fields, layers: int, stages: int, vocab: int, own_experts: bool = False) -> DSparkSpec:
     targets = f.integers("dspark_target_layer_ids", high=layers - 1, most=16)
     if stages < 1 or not targets:
         raise f.refuse("dspark_target_layer_ids", f"{len(targets)} target layers and {stages} stored stages")
     routed = f.integer("dspark_n_routed_experts" if own_experts else "n_routed_experts", high=EXPERTS_MAX)
     return DSparkSpec(
         block=f.integer("dspark_block_size"),
-        noise_id=f.integer("dspark_noise_token_id", low=0),
+        noise_id=_token(f, "dspark_noise_token_id", vocab),
         targets=targets,
         markov_rank=f.integer("dspark_markov_rank"),
         routed=routed,
@@ -451,7 +450,7 @@ def _shared_kv(f: Fields, ratios: tuple[int, ...]) -> SharedKVSpec:
     )
 
 
-def _engram(f: Fields, layers: int) -> EngramSpec:
+def _engram(f: Fields, layers: int, vocab: int) -> EngramSpec:
     ids, rows = f.integers("engram_layer_ids", high=layers - 1), f.integers("engram_num_embeddings", low=1)
     if len(ids) != len(rows) or list(ids) != sorted(set(ids)):
         raise f.refuse("engram_layer_ids", f"{len(ids)} layers (rising, distinct) for {len(rows)} tables")
@@ -462,12 +461,12 @@ def _engram(f: Fields, layers: int) -> EngramSpec:
         heads=f.integer("engram_n_heads"),
         head_dim=f.integer("engram_head_dim"),
         table_size=f.integer("engram_vocab_size"),
-        pad_id=f.integer("engram_pad_token_id", low=0),
+        pad_id=_token(f, "engram_pad_token_id", vocab),
         compressed_vocab=f.integer("engram_compressed_vocab_size"),
     )
 
 
-def _vision(root: Fields) -> VisionSpec:
+def _vision(root: Fields, vocab: int) -> VisionSpec:
     v = root.section("vision_config")
     v.exactly_if_there("model_type", "deepseek_v41_vision")
     v.exactly("max_wh_ratio", None)
@@ -481,7 +480,7 @@ def _vision(root: Fields) -> VisionSpec:
         rope_theta=v.number("rope_theta", low=1.0),
         max_tokens=v.integer("max_image_tokens"),
         min_pixels=v.integer("min_pixels"),
-        image_token_id=root.integer("image_token_id", low=0),
+        image_token_id=_token(root, "image_token_id", vocab),
     )
     v.finish()
     return vision

@@ -1,6 +1,6 @@
 """Typed reading of one JSON object that was written by somebody else.
 
-Every key is read exactly once, by type and range; a key that nobody read is an error. There are no defaults: what a
+Every key is read by type and range; a key that nobody read is an error. There are no defaults: what a
 file does not say is refused, with what DeepSeek's own file says there. Knows nothing about models.
 """
 
