@@ -1,0 +1,74 @@
+"""A request body from bytes to plain Python values, or a refusal that says where it went wrong.
+
+Knows JSON only. orjson finds malformed bytes with their position in one fast pass; what orjson lets through and a client
+cannot have meant (duplicate keys, nesting that would exhaust a recursive renderer) is refused here.
+"""
+
+import json
+
+import orjson
+
+from longread.spec.errors import InvalidRequestError
+
+MAX_DEPTH = 128
+
+
+class _DuplicateKeyError(ValueError):
+    pass
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    out = dict(pairs)
+    if len(out) != len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise _DuplicateKeyError(key)
+            seen.add(key)
+    return out
+
+
+def parse_json(body: bytes) -> object:
+    """The value of a JSON body. Raises InvalidRequestError: malformed JSON (with line and column), NaN or Infinity, bytes
+    that are not UTF-8, lone surrogates, a duplicate key, or more than ``MAX_DEPTH`` levels.
+    """
+    if not body.strip():
+        raise InvalidRequestError("the request body is empty; a JSON object is needed")
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequestError(
+            f"the request body is not valid JSON: {error.msg} (line {error.lineno}, column {error.colno}, "
+            f"of {len(body)} bytes)"
+        ) from None
+    _check_depth(value)
+    if body.count(b'":') + body.count(b'" ') > 1:
+        _check_keys(body)
+    return value
+
+
+def _check_keys(body: bytes) -> None:
+    """orjson keeps the last of two equal keys, and which one a client meant cannot be known.
+
+    Only the key test is wanted of this second pass; the bytes are known to be valid and shallow.
+    """
+    try:
+        json.loads(body, object_pairs_hook=_unique)
+    except _DuplicateKeyError as error:
+        key = str(error)[:64]
+        raise InvalidRequestError(f"the request body has the key {key!r} twice in one object", key) from None
+
+
+def _check_depth(value: object) -> None:
+    """Level by level, so that no recursion depends on the input. Costs one pass over the containers' items."""
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(MAX_DEPTH):
+        if not level:
+            return
+        below: list[object] = []
+        for node in level:
+            items = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+            below.extend(item for item in items if isinstance(item, dict | list))
+        level = below
+    if level:
+        raise InvalidRequestError(f"the request body is nested deeper than {MAX_DEPTH} levels")
