@@ -15,14 +15,16 @@ FIRST = ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜�
 BARS = """fim▁hole fim▁begin fim▁end User Assistant System tool▁calls▁begin tool▁calls▁end tool▁call▁begin tool▁call▁end
 tool▁outputs▁begin tool▁outputs▁end tool▁output▁begin tool▁output▁end tool▁sep begin▁of▁repo▁name end▁of▁repo▁name
 begin▁of▁file▁name end▁of▁file▁name begin▁of▁file end▁of▁file begin▁sys end▁sys latest_reminder action query authority
-domain task entity title answer search search▁begin search▁end extracted_url read_url""".split()
-ADDED = [f"<｜{name}｜>" for name in BARS] + ["<|EOT|>", "<think>", "</think>", "｜DSML｜"]
+domain task entity title answer search search▁begin search▁end extracted_url read_url"""
+ADDED = [f"<｜{name}｜>" for name in BARS.split()] + ["<|EOT|>", "<think>", "</think>", "｜DSML｜"]
 SPLITS = (
     r"\p{N}{1,3}",
     "[一-龥぀-ゟ゠-ヿ]+",
     # CR and LF are the characters themselves here, as in DeepSeek's file.
-    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^CRLF\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[CRLF]*"""
-    r"|\s*[CRLF]+|\s+(?!\S)|\s+",
+    (
+        r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^CRLF\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|"""
+        r" ?[\p{P}\p{S}]+[CRLF]*|\s*[CRLF]+|\s+(?!\S)|\s+"
+    ),
 )
 
 

@@ -5,7 +5,6 @@ encoded tensor is held beside the given weights. Knows no model arithmetic.
 """
 
 import json
-import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from longread.spec.config_json import spec_from_config
 from longread.spec.errors import ConfigError, MissingTensorError, TensorShapeError, UnexpectedTensorError
 from longread.spec.inventory import TensorSpec, inventory
 from longread.spec.model import ModelSpec, QuantSpec
-from longread.weights.names import is_drafter, is_scale, weight_of
+from longread.weights.names import is_drafter
 from longread.weights.safetensors import INDEX_NAME, TORCH_DTYPES, write_shard
 
 
@@ -37,14 +36,14 @@ def write_checkpoint(
     target = Path(path)
     target.mkdir(parents=True, exist_ok=True)
     parts = _split(_units(entries), shards)
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for number, part in enumerate(parts, 1):
         name = "model.safetensors" if len(parts) == 1 else f"model-{number:05d}-of-{len(parts):05d}.safetensors"
         flat = [entry for unit in part for entry in unit]
         write_shard(target / name, [(e.name, e.dtype, e.shape) for e in flat], _encoded(part, tensors, spec))
         weight_map |= {e.name: name for e in flat}
     if len(parts) > 1:
-        index = {"metadata": {"total_size": sum(map(_nbytes, entries))}, "weight_map": weight_map}
+        index = {"metadata": {"total_size": sum(e.nbytes for e in entries)}, "weight_map": weight_map}
         target.joinpath(INDEX_NAME).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
     text = json.dumps(dict(config), indent=2, ensure_ascii=False)
     target.joinpath("config.json").write_text(text + "\n", encoding="utf-8")
@@ -52,7 +51,7 @@ def write_checkpoint(
 
 def _check(entries: list[TensorSpec], tensors: Mapping[str, Tensor]) -> None:
     """Refuse before the first byte is written."""
-    weights = {e.name: e for e in entries if not is_scale(e.name)}
+    weights = {e.name: e for e in entries if e.scale_of is None}
     for name, entry in weights.items():
         if name not in tensors:
             raise MissingTensorError(f"cannot write {name}: no such tensor was given")
@@ -66,8 +65,8 @@ def _check(entries: list[TensorSpec], tensors: Mapping[str, Tensor]) -> None:
 
 def _units(entries: list[TensorSpec]) -> list[list[TensorSpec]]:
     """Each weight with its scale behind it: they are made together, so they are written together."""
-    scales = {weight_of(e.name): e for e in entries if is_scale(e.name)}
-    weights = [e for e in entries if not is_scale(e.name)]
+    scales = {e.scale_of: e for e in entries if e.scale_of is not None}
+    weights = [e for e in entries if e.scale_of is None]
     return [[e, scales[e.name]] if e.name in scales else [e] for e in weights]
 
 
@@ -75,12 +74,12 @@ def _split(units: list[list[TensorSpec]], shards: int) -> list[list[list[TensorS
     """At most ``shards`` runs of about equal bytes, in order."""
     if shards < 1:
         raise ConfigError(f"shards must be at least 1, not {shards}")
-    total = sum(_nbytes(e) for unit in units for e in unit)
+    total = sum(e.nbytes for unit in units for e in unit)
     parts: list[list[list[TensorSpec]]] = [[] for _ in range(min(shards, len(units)))]
     done = 0
     for unit in units:
         parts[min(done * len(parts) // max(total, 1), len(parts) - 1)].append(unit)
-        done += sum(map(_nbytes, unit))
+        done += sum(e.nbytes for e in unit)
     return [part for part in parts if part]
 
 
@@ -101,7 +100,3 @@ def _scale_format(layout: QuantSpec, stored: str) -> quant.ScaleFormat:
     if stored == "float8_e8m0":
         return "ue8m0"
     return "float32_pow2" if layout.scale_format == "ue8m0" else "float32"
-
-
-def _nbytes(entry: TensorSpec) -> int:
-    return math.prod(entry.shape) * TORCH_DTYPES[entry.dtype].itemsize

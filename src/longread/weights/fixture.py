@@ -182,10 +182,10 @@ def random_weights(spec: ModelSpec, seed: int = 0) -> dict[str, Tensor]:
     Every tensor has its own generator, so a tensor depends on ``seed`` and its name only. Values that a checkpoint
     stores as bfloat16 or quantised are representable in bfloat16: a plain checkpoint holds them exactly.
     """
-    quantised_shapes = {t.name: _logical_shape(t) for t in inventory(spec) if t.part != "scale"}
+    shapes = {t.name: _logical_shape(t) for t in inventory(spec) if t.scale_of is None}
     keep_float32 = {t.name for t in inventory(spec) if t.dtype == "float32"}
     weights = {}
-    for name, shape in quantised_shapes.items():
+    for name, shape in shapes.items():
         generator = torch.Generator().manual_seed(zlib.crc32(name.encode()) * 1_000_003 + seed)
         if name.endswith("tid2eid"):
             order = torch.rand(shape[0], spec.moe.routed, generator=generator).argsort(dim=1)

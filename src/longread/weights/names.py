@@ -1,6 +1,6 @@
-"""What a native tensor name says: scale or weight, drafter or backbone, kept in float32 or not.
+"""What a native tensor name says where the inventory does not: drafter or backbone, kept in float32 or not.
 
-Knows DeepSeek's naming (V2/V3: ``model.layers.N…weight`` + ``weight_scale_inv``; V4: ``layers.N…weight`` + ``scale``).
+A file may hold drafter tensors of another drafter than ``config.json`` names, so names decide, not the inventory.
 """
 
 import re
@@ -9,24 +9,9 @@ from longread.spec.model import ModelSpec
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 # Small tensors that steer choices or mixing: rounding them would change which experts or rows are taken.
-_FLOAT32 = re.compile(r"(e_score_correction_bias|gate\.bias|attn_sink|\.ape|(^|\.)hc_(attn|ffn|head)_(fn|base|scale))$")
-
-
-def is_scale(name: str) -> bool:
-    """True for the scale of a quantised weight (V4's ``hc_*_scale`` are weights)."""
-    return name.endswith((".weight_scale_inv", ".scale"))
-
-
-def scale_names(weight: str) -> tuple[str, str]:
-    """The names that the scale of ``weight`` may have: V2/V3's, V4's."""
-    return f"{weight}_scale_inv", f"{weight.removesuffix('.weight')}.scale"
-
-
-def weight_of(scale: str) -> str:
-    """The weight's name for a scale's name."""
-    return (
-        scale.removesuffix("_scale_inv") if scale.endswith("_scale_inv") else scale.removesuffix(".scale") + ".weight"
-    )
+_FLOAT32 = re.compile(
+    r"(e_score_correction_bias|gate\.bias(_vl)?|attn_sink|\.ape|(^|\.)hc_(attn|ffn|head)_(fn|base|scale))$"
+)
 
 
 def is_drafter(name: str, spec: ModelSpec) -> bool:
