@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 
 from longread.engine.sequence import Timeline
 from longread.kv.cache import KVCache
+from longread.kv.chain import TokenChain
 from longread.spec.errors import CapacityError
 
 BYPASS_LIMIT = 64
@@ -31,6 +32,7 @@ BYPASS_LIMIT = 64
 class Entry:
     """A timeline in the queue. ``arrival`` orders entries and never changes; ``served`` is the last step that
     computed something for it; ``bypassed`` counts later arrivals that were admitted while this one lacked pages.
+    ``chain`` keeps the hashes of a waiting timeline's pages, which it is looked up by in each step.
     """
 
     def __init__(self, timeline: Timeline, arrival: int):
@@ -39,6 +41,16 @@ class Entry:
         self.served = -1
         self.bypassed = 0
         self.preemptions = 0
+        self.chain: TokenChain | None = None
+        self._lacked: tuple[int, int] | None = None
+
+    def missed(self, available: int, running: int) -> None:
+        """Remember that ``available`` pages beside ``running`` sequences were not enough."""
+        self._lacked = (available, running)
+
+    def hopeless(self, available: int, running: int) -> bool:
+        """Whether nothing has been given back since admission failed; a retry would cost look-ups and page copies."""
+        return self._lacked is not None and available <= self._lacked[0] and running >= self._lacked[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +178,11 @@ class Scheduler:
         for entry in list(self._waiting):
             if len(self._running) >= self._max_num_seqs or any(e.bypassed >= BYPASS_LIMIT for e in passed):
                 break
-            if self._running and self._cache.in_flight(entry.timeline.tokens):
+            if entry.chain is None:
+                entry.chain = self._cache.chain(entry.timeline.tokens)
+            if self._running and self._cache.pending(entry.chain, self._interval):
                 continue
-            reason = self._start(entry)
+            reason = self._start(entry, entry.chain)
             if reason is None:
                 plan.admitted.append(entry.timeline)
                 for other in passed:
@@ -180,27 +194,34 @@ class Scheduler:
             else:
                 passed.append(entry)
 
-    def _start(self, entry: Entry) -> CapacityError | None:
+    def _start(self, entry: Entry, chain: TokenChain) -> CapacityError | None:
         """Take a slot and all pages of the known tokens. One page a running sequence is left free, so that the newcomer
         is not preempted by the others' next page.
         """
-        timeline = entry.timeline
+        running = len(self._running)
+        available = self._available()
+        if running and entry.hopeless(available, running):
+            return CapacityError("nothing was given back since the last try")
+        lease = None
         try:
-            lease = self._cache.open(timeline.tokens)
+            lease = self._cache.open(chain)
+            self._cache.reserve(lease, len(chain))
+            if self._available() < running:
+                raise CapacityError(f"{self._available()} pages would be left for {running} running sequences")
         except CapacityError as error:
+            if lease is not None:
+                self._cache.close(lease)
+            entry.missed(available, running)
             return error
-        try:
-            self._cache.reserve(lease, len(timeline.tokens))
-            spare = self._cache.pages_free + self._cache.pages_cached
-            if spare < len(self._running):
-                raise CapacityError(f"{spare} pages would be left for {len(self._running)} running sequences")
-        except CapacityError as error:
-            self._cache.close(lease)
-            return error
-        timeline.lease = lease
+        entry.timeline.lease = lease
+        entry.chain = None
         self._waiting.remove(entry)
         self._running.append(entry)
         return None
+
+    def _available(self) -> int:
+        """Pages that could be handed out now."""
+        return self._cache.pages_free + self._cache.pages_cached
 
     def _lengths(self) -> list[tuple[Entry, int]]:
         """How many tokens each running sequence gets, decodes first."""
@@ -213,11 +234,15 @@ class Scheduler:
         lengths = split_budget(self._budget - len(decodes), demands)
         return [(entry, 1) for entry in decodes] + list(zip(prompts, lengths, strict=True))
 
+    def _cut(self, timeline: Timeline) -> int | None:
+        """Where the cache wants a snapshot next; it plans by the tokens that the lease was opened with."""
+        assert timeline.lease is not None
+        return self._cache.next_snapshot_point(len(timeline.lease.prompt), timeline.computed, self._interval)
+
     def _next_stop(self, timeline: Timeline) -> int:
         """Where a chunk that starts now must end at the latest."""
-        cut = self._cache.next_snapshot_point(timeline.prompt_length, timeline.computed, self._interval)
+        cut = self._cut(timeline)
         return len(timeline.tokens) if cut is None else min(cut, len(timeline.tokens))
 
     def _grant(self, timeline: Timeline, length: int) -> Grant:
-        cut = self._cache.next_snapshot_point(timeline.prompt_length, timeline.computed, self._interval)
-        return Grant(timeline, length, cut == timeline.computed + length)
+        return Grant(timeline, length, self._cut(timeline) == timeline.computed + length)

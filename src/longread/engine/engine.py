@@ -1,0 +1,183 @@
+"""The engine: requests in, events out, one batch a step. Implements ``spec.engine.Engine`` over one loaded model.
+
+Knows requests and how a step is put together; must not know text, HTTP, checkpoints or a model's inside. One step is
+schedule → gather → forward → choose → settle. All that touches the model lies between gather and choose; the caller's
+text work runs on another thread meanwhile, since torch releases the interpreter lock. Everything belongs to one thread,
+but ``validate``.
+"""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from longread.engine.batch import Batch, gather
+from longread.engine.grammar import GrammarCompiler, GrammarState
+from longread.engine.request import Request
+from longread.engine.runner import Runner
+from longread.engine.sampler import Sample
+from longread.engine.sampling_state import SamplingState
+from longread.engine.scheduler import Grant, Schedule, Scheduler
+from longread.engine.session import Session
+from longread.engine.validate import check_request
+from longread.kv.cache import KVCache
+from longread.kv.tensors import StateTensors
+from longread.spec.engine import EngineInfo, EngineStats, Event, FinishReason, GenerationRequest, SamplingParams
+from longread.spec.errors import InvalidRequestError
+
+log = logging.getLogger(__name__)
+
+
+class LocalEngine:
+    """A loaded model on this machine. ``grammars`` None: the checkpoint has no tokenizer, so no structured output."""
+
+    def __init__(
+        self,
+        info: EngineInfo,
+        runner: Runner,
+        cache: KVCache,
+        store: StateTensors,
+        grammars: GrammarCompiler | None,
+        snapshot_interval: int,
+    ):
+        self._info = info
+        self._runner = runner
+        self._cache = cache
+        self._store = store
+        self._grammars = grammars
+        self._interval = snapshot_interval
+        self._scheduler = Scheduler(
+            cache,
+            max_num_seqs=info.max_num_seqs,
+            max_num_batched_tokens=info.max_num_batched_tokens,
+            snapshot_interval=snapshot_interval,
+        )
+        self._requests: dict[str, Request] = {}
+        self._events: list[Event] = []
+        self._prompt_tokens = 0
+        self._generation_tokens = 0
+        self._closed = False
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    def validate(self, request: GenerationRequest) -> None:
+        """Check limits, ids, sampling and grammar. Raises RequestError; changes nothing; callable from any thread."""
+        check_request(request, self._info)
+        self._grammar(request.sampling)
+
+    def submit(self, request: GenerationRequest) -> None:
+        """Accept a request; it starts with a coming step. Raises RequestError, and then nothing is kept."""
+        check_request(request, self._info)
+        if request.request_id in self._requests:
+            raise InvalidRequestError(f"request_id {request.request_id!r} is in use", param="request_id")
+        eos_id = self._info.eos_id
+        sampling = SamplingState(request.sampling, request.prompt, eos_id, self._grammar(request.sampling))
+        accepted = Request(request, sampling, eos_id, self._info.max_request_tokens)
+        self._requests[request.request_id] = accepted
+        self._scheduler.add(accepted.timeline)
+
+    def cancel(self, request_id: str) -> None:
+        """End a request in any state; its event comes with the next step. Unknown and ended ids are ignored."""
+        if request_id in self._requests:
+            self._finish(self._requests[request_id], "cancelled")
+
+    def has_work(self) -> bool:
+        return bool(self._requests or self._events)
+
+    def step(self) -> Sequence[Event]:
+        """Run one step of the batch; returns the events since the last one. Never raises for a request's sake."""
+        plan = self._scheduler.schedule()
+        self._note(plan)
+        if plan.grants:
+            self._run(plan.grants)
+        if not self._requests:
+            self._cache.check()  # idle: the books must balance
+        events, self._events = self._events, []
+        return events
+
+    def _run(self, grants: Sequence[Grant]) -> None:
+        """Model and sampler on what was granted; whatever breaks in there fails the requests of this step only."""
+        batch = gather(grants)
+        rows = [self._requests[timeline.key].sampling for timeline in batch.sampling]
+        try:
+            samples = self._runner.choose(self._runner.forward(batch), rows)
+        except Exception as error:  # the edge between a model and the requests: reported, never swallowed
+            log.exception("a step of %d tokens failed; its %d requests end", len(batch.token_ids), len(grants))
+            for grant in grants:
+                # Uncommitted pages were never published, so half-written state dies with the lease.
+                self._finish(self._requests[grant.timeline.key], "failed", f"{type(error).__name__}: {error}", False)
+            return
+        self._settle(grants, batch, samples)
+
+    def _settle(self, grants: Sequence[Grant], batch: Batch, samples: Sequence[Sample]) -> None:
+        """Book the step: publish what was computed, then hand out tokens and ends."""
+        for grant in grants:
+            grant.timeline.advance(self._cache, grant.length, grant.cut)
+        for timeline, choice in zip(batch.sampling, samples, strict=True):
+            request = self._requests[timeline.key]
+            self._prompt_tokens += len(request.request.prompt) if not request.first_token else 0
+            event, reason, error = request.accept(choice)
+            if event is not None:
+                self._events.append(event)
+                self._generation_tokens += 1
+            if reason is not None:
+                self._finish(request, reason, error)
+
+    def _note(self, plan: Schedule) -> None:
+        """Carry the schedule's decisions over to the requests."""
+        for timeline in plan.admitted:
+            assert timeline.lease is not None
+            self._requests[timeline.key].started(timeline.lease.cached_tokens)
+        for timeline, reason in plan.failed:
+            request = self._requests.pop(timeline.key)
+            self._events.append(request.finish("failed", 0, reason))
+
+    def _finish(self, request: Request, reason: FinishReason, error: str | None = None, keep_tail: bool = True) -> None:
+        """End a request: exactly one FinishEvent, slot and pages given back."""
+        timeline = request.timeline
+        preemptions = self._scheduler.preemptions_of(timeline)
+        self._scheduler.remove(timeline, keep_tail)
+        del self._requests[timeline.key]
+        self._events.append(request.finish(reason, preemptions, error))
+
+    def _grammar(self, params: SamplingParams) -> GrammarState | None:
+        """Compile (or find) the grammar. Raises InvalidRequestError."""
+        if params.grammar is None:
+            return None
+        if self._grammars is None:
+            raise InvalidRequestError("structured output needs the checkpoint's tokenizer.json", param="response_format")
+        return self._grammars.start(params.grammar, params.grammar_after)
+
+    def session(self, path: Path | None = None) -> Session:
+        """A token timeline of the caller's own, beside the requests; it holds a slot until closed. ``path``: a file
+        that ``Session.save`` wrote (see ``Session.load``).
+        """
+        session = Session(self._info, self._runner, self._cache, self._store, self._scheduler, self._grammar, self._interval)
+        if path is not None:
+            session.load(path)
+        return session
+
+    def stats(self) -> EngineStats:
+        cache, pages = self._cache, self._info.num_pages
+        return EngineStats(
+            num_requests_running=self._scheduler.num_running,
+            num_requests_waiting=self._scheduler.num_waiting,
+            kv_cache_usage_perc=cache.pages_held / pages,
+            prefix_cache_queries=cache.prefix_queries,
+            prefix_cache_hits=cache.prefix_hits,
+            num_preemptions=self._scheduler.preemptions,
+            prompt_tokens=self._prompt_tokens,
+            generation_tokens=self._generation_tokens,
+            pages_free=cache.pages_free,
+            pages_cached=cache.pages_cached,
+            pages_held=cache.pages_held,
+            snapshots_held=cache.snapshots_held,
+        )
+
+    def close(self) -> None:
+        """Drop all requests without events and give their pages back. Idempotent."""
+        for request in list(self._requests.values()):
+            self._scheduler.remove(request.timeline, keep_tail=False)
+        self._requests.clear()
+        self._events.clear()

@@ -1,0 +1,68 @@
+"""One request from submission to its one end: its timeline, its sampling state, and the rules that end it.
+
+Knows the request and what has been sampled; must not know the schedule, the cache's pools or the model.
+"""
+
+import time
+
+from longread.engine.sampler import Sample
+from longread.engine.sampling_state import SamplingState
+from longread.engine.sequence import Timeline
+from longread.spec.engine import FinishEvent, FinishReason, GenerationRequest, RequestTimes, TokenEvent
+
+
+class Request:
+    """``limit`` is the largest number of output tokens: max_tokens, or what the context leaves."""
+
+    def __init__(self, request: GenerationRequest, sampling: SamplingState, eos_id: int, max_request_tokens: int):
+        params = request.sampling
+        room = max_request_tokens - len(request.prompt)
+        self.request = request
+        self.sampling = sampling
+        self.timeline = Timeline(request.request_id, request.prompt)
+        self.limit = room if params.max_tokens is None else min(params.max_tokens, room)
+        self.stop_token: int | None = None
+        self.cached_tokens: int | None = None
+        self.arrived = time.monotonic()
+        self.scheduled = 0.0
+        self.first_token = 0.0
+        self._eos_id = eos_id
+        self._stops = set(params.stop_token_ids) if params.ignore_eos else {eos_id, *params.stop_token_ids}
+
+    def started(self, cached_tokens: int) -> None:
+        """Called at each admission; only the first one counts, since a resume reuses the request's own pages."""
+        if self.cached_tokens is None:
+            self.cached_tokens = cached_tokens
+            self.scheduled = time.monotonic()
+
+    def accept(self, sample: Sample) -> tuple[TokenEvent | None, FinishReason | None, str | None]:
+        """Take the sampled token. Returns the event it makes, whether it ends the request, and a failure's message."""
+        self.first_token = self.first_token or time.monotonic()
+        if sample.error is not None:
+            return None, "failed", sample.error
+        token, grammar = sample.token, self.sampling.grammar
+        # Behind the end of its grammar nothing but the end token is possible, so it ends even with ignore_eos.
+        closes = grammar is not None and grammar.active and token == self._eos_id
+        if closes or (token in self._stops and self.sampling.output_length >= self.request.sampling.min_tokens):
+            self.stop_token = token
+            return None, "stop", None
+        self.sampling.accept(token)
+        self.timeline.tokens.append(token)
+        if grammar is not None and grammar.error is not None:
+            return None, "failed", f"the grammar failed: {grammar.error}"
+        event = TokenEvent(self.request.request_id, token, sample.logprob, sample.top)
+        return event, "length" if self.sampling.output_length >= self.limit else None, None
+
+    def finish(self, reason: FinishReason, preemptions: int, error: str | None = None) -> FinishEvent:
+        """The request's last event. A token that ended the output counts as completed, as in vLLM's usage."""
+        return FinishEvent(
+            request_id=self.request.request_id,
+            reason=reason,
+            prompt_tokens=len(self.request.prompt),
+            completion_tokens=self.sampling.output_length + (self.stop_token is not None),
+            cached_tokens=self.cached_tokens or 0,
+            preemptions=preemptions,
+            stop_token=self.stop_token,
+            error=error,
+            times=RequestTimes(self.arrived, self.scheduled, self.first_token, time.monotonic()),
+        )
