@@ -14,8 +14,8 @@ from longread.kernels.quant import ref as quant
 from longread.spec.config_json import spec_from_config
 from longread.spec.errors import ConfigError, MissingTensorError, TensorShapeError, UnexpectedTensorError
 from longread.spec.inventory import TensorSpec, inventory
+from longread.spec.loaded import is_drafter, loaded_shape
 from longread.spec.model import ModelSpec, QuantSpec
-from longread.weights.names import is_drafter
 from longread.weights.safetensors import INDEX_NAME, TORCH_DTYPES, write_shard
 
 
@@ -55,9 +55,8 @@ def _check(entries: list[TensorSpec], tensors: Mapping[str, Tensor]) -> None:
     for name, entry in weights.items():
         if name not in tensors:
             raise MissingTensorError(f"cannot write {name}: no such tensor was given")
-        expected = (*entry.shape[:-1], 2 * entry.shape[-1]) if entry.dtype == "int8" else entry.shape
-        if tuple(tensors[name].shape) != expected:
-            raise TensorShapeError(f"{name}: expected shape {expected}, given {tuple(tensors[name].shape)}")
+        if tuple(tensors[name].shape) != loaded_shape(entry):
+            raise TensorShapeError(f"{name}: expected shape {loaded_shape(entry)}, given {tuple(tensors[name].shape)}")
     unknown = sorted(set(tensors) - set(weights))
     if unknown:
         raise UnexpectedTensorError(f"{len(unknown)} tensors do not belong to this config, the first is {unknown[0]}")
@@ -99,4 +98,4 @@ def _scale_format(layout: QuantSpec, stored: str) -> quant.ScaleFormat:
     """V3.1 says ue8m0 and stores float32: powers of two in float32."""
     if stored == "float8_e8m0":
         return "ue8m0"
-    return "float32_pow2" if layout.scale_format == "ue8m0" else "float32"
+    return "float32_pow2" if layout.power_of_two else "float32"

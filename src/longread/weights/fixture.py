@@ -16,7 +16,8 @@ from torch import Tensor
 
 from longread.spec.config_json import spec_from_config
 from longread.spec.errors import ConfigError
-from longread.spec.inventory import TensorSpec, inventory
+from longread.spec.inventory import inventory
+from longread.spec.loaded import loaded_shape
 from longread.spec.model import ModelSpec
 from longread.weights.export import write_checkpoint
 
@@ -182,7 +183,7 @@ def random_weights(spec: ModelSpec, seed: int = 0) -> dict[str, Tensor]:
     Every tensor has its own generator, so a tensor depends on ``seed`` and its name only. Values that a checkpoint
     stores as bfloat16 or quantised are representable in bfloat16: a plain checkpoint holds them exactly.
     """
-    shapes = {t.name: _logical_shape(t) for t in inventory(spec) if t.scale_of is None}
+    shapes = {t.name: loaded_shape(t) for t in inventory(spec) if t.scale_of is None}
     keep_float32 = {t.name for t in inventory(spec) if t.dtype == "float32"}
     weights = {}
     for name, shape in shapes.items():
@@ -226,13 +227,6 @@ def _write_tokenizer(target: Path, config: Mapping[str, object]) -> None:
     }
     text = json.dumps(settings, ensure_ascii=False, indent=2)
     target.joinpath("tokenizer_config.json").write_text(text + "\n", encoding="utf-8")
-
-
-def _logical_shape(tensor: TensorSpec) -> tuple[int, ...]:
-    """The shape of the values: FP4 pairs (int8) hold two columns a byte."""
-    if tensor.dtype == "int8":
-        return *tensor.shape[:-1], 2 * tensor.shape[-1]
-    return tensor.shape
 
 
 def _draw(name: str, shape: tuple[int, ...], noise: Tensor) -> Tensor:

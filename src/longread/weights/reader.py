@@ -41,9 +41,9 @@ from longread.spec.errors import (
     UnexpectedTensorError,
 )
 from longread.spec.inventory import TensorSpec, inventory
+from longread.spec.loaded import is_drafter, loaded_dtype
 from longread.spec.model import ModelSpec
-from longread.weights.names import is_drafter, keeps_float32
-from longread.weights.safetensors import INDEX_NAME, Shard, StoredTensor
+from longread.weights.safetensors import INDEX_NAME, TORCH_DTYPES, Shard, StoredTensor
 
 Progress = Callable[[int, int], None]  # (bytes read, bytes to read)
 CHECKED_BYTES = 4 << 20
@@ -134,17 +134,17 @@ class Checkpoint:
         weights: dict[str, Tensor] = {}
         for entry in wanted:
             if entry.scale_of is None:
-                weights[entry.name] = self._decode(entry.name, scales.get(entry.name), spec, dtype)
+                weights[entry.name] = self._decode(entry, scales.get(entry.name), spec, dtype)
             done += self.tensors[entry.name].nbytes
             if progress is not None:
                 progress(done, total)
         return weights
 
-    def _decode(self, name: str, scale_name: str | None, spec: ModelSpec, dtype: torch.dtype) -> Tensor:
-        stored = self.stored(name)
+    def _decode(self, entry: TensorSpec, scale_name: str | None, spec: ModelSpec, dtype: torch.dtype) -> Tensor:
+        name, stored = entry.name, self.stored(entry.name)
         if scale_name is None:
-            target = stored.dtype if stored.dtype == torch.int64 else torch.float32 if keeps_float32(name) else dtype
-            result = stored.to(target)  # a view when the type is already right
+            target = loaded_dtype(entry, str(dtype).removeprefix("torch."))
+            result = stored.to(TORCH_DTYPES[target])  # a view when the type is already right
         else:
             scale = self.stored(scale_name)
             self._refuse_non_finite(scale_name, quant.decode_scale(scale))
