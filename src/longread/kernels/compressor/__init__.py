@@ -1,0 +1,1 @@
+"""Compressors of V4: many tokens pooled into one cached row."""

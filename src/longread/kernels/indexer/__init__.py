@@ -1,0 +1,1 @@
+"""The lightning indexer: which compressed rows a query attends to."""

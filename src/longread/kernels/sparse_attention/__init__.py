@@ -1,0 +1,1 @@
+"""Attention over chosen rows with one shared key-value head and a sink."""

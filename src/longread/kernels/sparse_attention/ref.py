@@ -1,0 +1,60 @@
+"""V4's attention in plain torch: one shared key-value vector a position, an attention sink, any choice of rows.
+
+Knows queries and rows (each row is key and value at once); knows no cache, page or rotation. Softmax in float32:
+p_s = exp(q . k_s * scale) / (exp(sink_h) + sum exp(...)); the sink has no value.
+Source: DeepSeek-V4 inference/model.py.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+NEG_INF = float("-inf")
+
+
+def attend(
+    q: Tensor,
+    sink: Tensor,
+    scale: float,
+    shared: Sequence[tuple[Tensor, Tensor | None]],
+    own: Tensor | None = None,
+    own_mask: Tensor | None = None,
+) -> Tensor:
+    """Attention of Q queries over rows they share and rows of their own; float32 [Q, H, d].
+
+    q: [Q, H, d]. sink: float32 [H]. shared: runs ([n_i, d], mask) that every query may see, where mask (bool [Q, n_i],
+    True = seen) None means all; rows must be finite, masked ones too. own: [Q, k, d] with own_mask bool [Q, k] or None;
+    masked rows of ``own`` may hold anything. Any float dtype; scratch is Q * H * (1 + rows) float32.
+    """
+    queries, heads, d = q.shape
+    counts = [run.shape[0] for run, _ in shared]
+    own_count = 0 if own is None else own.shape[1]
+    q = q.float() * scale
+    flat = q.reshape(queries * heads, d)
+    logits = torch.empty(queries, heads, 1 + sum(counts) + own_count, dtype=torch.float32)
+    wide = logits.view(queries * heads, -1)
+    logits[..., 0] = sink
+    runs = [run.float() for run, _ in shared]
+    at = 1
+    for run, (_, mask) in zip(runs, shared, strict=True):
+        n = run.shape[0]
+        torch.mm(flat, run.T, out=wide[:, at : at + n])
+        if mask is not None:
+            logits[..., at : at + n].masked_fill_(~mask[:, None], NEG_INF)
+        at += n
+    if own is not None:
+        own = own.float()
+        torch.bmm(q, own.transpose(1, 2), out=logits[..., at:])
+        if own_mask is not None:
+            hidden = ~own_mask
+            logits[..., at:].masked_fill_(hidden[:, None], NEG_INF)
+            own = own.masked_fill(hidden[..., None], 0.0)
+    p = torch.softmax(wide, -1)
+    out = torch.zeros(queries * heads, d, dtype=torch.float32)
+    at = 1
+    for run in runs:
+        out.addmm_(p[:, at : at + run.shape[0]], run)
+        at += run.shape[0]
+    out = out.view(queries, heads, d)
+    return out if own is None else out.baddbmm_(p.view(queries, heads, -1)[..., at:], own)

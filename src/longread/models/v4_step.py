@@ -1,0 +1,172 @@
+"""Index tables of one step of a V4 model, computed once and used by every layer.
+
+Knows segments, pages and ratios; knows no weights. Rows of a step fall in two kinds: *singles*, one-token segments that
+are worked on together (decode), and *chunks*, worked on one by one. A single whose context is so long that padding
+the batch to it would copy too much is treated as a chunk of one token.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from longread.spec.batch import Segment
+from longread.spec.state import PAGE_TOKENS
+
+# A batched decode gathers its HCA rows (ratio 128) into one padded block; longer contexts read them in place instead.
+MAX_BATCHED_TOKENS = 1 << 17
+MAX_SPANS = 8  # a lone single's rows in more runs than this are cheaper to gather
+
+
+Runs = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """Rows of a paged store for each single: ``rows`` int64 [B, n] flat row ids, ``valid`` bool [B, n] or None (all).
+
+    ``spans`` instead of ``rows`` for a lone single whose rows lie in few runs: (first, end) in the flat store, to be
+    read in place.
+    """
+
+    rows: Tensor | None
+    valid: Tensor | None
+    spans: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """Windows of one ratio that close in this step, singles' first, then chunk by chunk.
+
+    positions: int64 [W], first token of each window. rows: int64 [W], where its row lies in the group's flat storage.
+    singles: which singles close one.
+    """
+
+    positions: Tensor
+    rows: Tensor
+    singles: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Singles:
+    """One-token segments. rows int64 [B] in the flattened batch, or None when the batch is exactly these in order."""
+
+    segments: tuple[Segment, ...]
+    rows: Tensor | None
+    slots: Tensor
+    positions: Tensor
+    window_valid: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """All tables of one step. ``visible[ratio]`` is None where the layer selects its rows (see ``plan_step``).
+
+    ``chunk_runs`` and ``single_runs``: page runs; the latter, with ``table`` (``page_table`` at ratio 4), only where
+    singles select. ``phase[ratio]``: int64 [T], each token's place in its window.
+    """
+
+    singles: Singles
+    chunks: tuple[Segment, ...]
+    chunk_runs: tuple[Runs, ...]
+    single_runs: tuple[Runs, ...]
+    table: Tensor | None
+    phase: dict[int, Tensor]
+    closing: dict[int, Closing]
+    visible: dict[int, Gathered | None]
+
+
+def page_runs(pages: Sequence[int]) -> Runs:
+    """Consecutive page ids as (first page, pages)."""
+    runs: list[tuple[int, int]] = []
+    for page in pages:
+        if runs and page == runs[-1][0] + runs[-1][1]:
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        else:
+            runs.append((page, 1))
+    return tuple(runs)
+
+
+def spans(runs: Runs, rows_per_page: int, count: int) -> list[tuple[int, int]]:
+    """Where the first ``count`` rows of a sequence lie in the flat store: (first, end), one a run of pages."""
+    out = []
+    for page, pages in runs:
+        if count <= 0:
+            break
+        first, n = page * rows_per_page, min(count, pages * rows_per_page)
+        out.append((first, first + n))
+        count -= n
+    return out
+
+
+def plan_step(segments: Sequence[Segment], positions: Tensor, ratios: Sequence[int], top_k: int, window: int) -> Step:
+    """Build the tables. positions: int64 [T]. ``ratios``: the compression ratios in use (of 4 and 128).
+
+    The singles' ratio-4 rows are gathered whole while none sees more than ``top_k``; otherwise the layer selects.
+    """
+    single = tuple(s for s in segments if s.length == 1 and s.end <= MAX_BATCHED_TOKENS)
+    chunks = tuple(s for s in segments if s.length > 1 or (s.length == 1 and s.end > MAX_BATCHED_TOKENS))
+    selects = 4 in ratios and any(s.end // 4 > top_k for s in single)
+    return Step(
+        _singles(single, not chunks, window),
+        chunks,
+        tuple(page_runs(s.pages) for s in chunks),
+        tuple(page_runs(s.pages) for s in single) if selects else (),
+        page_table(single, 4) if selects else None,
+        {ratio: positions % ratio for ratio in ratios},
+        {ratio: _closing(single, chunks, ratio) for ratio in ratios},
+        {ratio: _gathered(single, ratio) if single and not (ratio == 4 and selects) else None for ratio in ratios},
+    )
+
+
+def _singles(segments: tuple[Segment, ...], alone: bool, window: int) -> Singles:
+    positions = torch.tensor([s.start for s in segments], dtype=torch.int64)
+    in_order = alone and all(s.offset == i for i, s in enumerate(segments))
+    unfilled = any(s.start < window - 1 for s in segments)
+    return Singles(
+        segments,
+        None if in_order else torch.tensor([s.offset for s in segments], dtype=torch.int64),
+        torch.tensor([s.slot for s in segments], dtype=torch.int64),
+        positions,
+        torch.arange(window) <= positions[:, None] if unfilled else None,
+    )
+
+
+def _closing(singles: tuple[Segment, ...], chunks: tuple[Segment, ...], ratio: int) -> Closing:
+    per_page = PAGE_TOKENS // ratio
+    done = tuple(i for i, s in enumerate(singles) if s.end % ratio == 0)
+    windows: list[int] = []
+    rows: list[int] = []
+    for s in (*(singles[i] for i in done), *chunks):
+        for w in range(s.start // ratio, s.end // ratio):
+            windows.append(w * ratio)
+            rows.append(s.pages[w // per_page] * per_page + w % per_page)
+    return Closing(torch.tensor(windows, dtype=torch.int64), torch.tensor(rows, dtype=torch.int64), done)
+
+
+def _gathered(singles: tuple[Segment, ...], ratio: int) -> Gathered:
+    per_page = PAGE_TOKENS // ratio
+    counts = [s.end // ratio for s in singles]
+    width = max(counts)
+    if width == 0:
+        return Gathered(None, None, ())
+    if len(singles) == 1:
+        runs = page_runs(singles[0].pages[: -(-width // per_page)])
+        if len(runs) <= MAX_SPANS:
+            return Gathered(None, None, tuple(spans(runs, per_page, width)))
+    index = torch.arange(width)
+    table = page_table(singles, ratio)
+    rows = table[:, index // per_page] * per_page + index % per_page
+    valid = None if min(counts) == width else index < torch.tensor(counts)[:, None]
+    return Gathered(rows, valid, ())
+
+
+def page_table(singles: Sequence[Segment], ratio: int) -> Tensor:
+    """int64 [B, pages] of the pages that hold closed rows, padded with page 0."""
+    per_page = PAGE_TOKENS // ratio
+    needed = [-(-(s.end // ratio) // per_page) for s in singles]
+    table = torch.zeros(len(singles), max(needed, default=0), dtype=torch.int64)
+    for b, (s, n) in enumerate(zip(singles, needed, strict=True)):
+        table[b, :n] = torch.tensor(s.pages[:n], dtype=torch.int64)
+    return table
