@@ -1,0 +1,502 @@
+"""The prefix cache over a page pool: what a prompt can reuse, who holds which page, what is kept and what is evicted.
+
+Knows pages, slots, snapshot rows and token identity; moves content only through ``StateStore``. It must not know tensors,
+requests or the schedule. Everything runs on the engine's thread.
+
+A *lease* is one running sequence's hold: a slot for life, and its pages. Full pages are published as they are committed; partial
+pages are published as *tails* by ``snapshot``. The page of a tail stays its lease's own and goes on being written behind the
+published rows: rows of closed windows below a position never change, and a reader copies the page.
+"""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from math import lcm
+from typing import Protocol
+
+from longread.kv.audit import audit
+from longread.kv.chain import ID_BYTES, TokenChain, common_tokens, encode
+from longread.kv.index import Entry, PrefixIndex
+from longread.kv.policy import SNAPSHOT_INTERVAL, next_landing_point, promised_point
+from longread.kv.pool import PagePool
+from longread.kv.snapshots import SnapshotPool
+from longread.spec.errors import CapacityError
+from longread.spec.state import PAGE_TOKENS, StateGroup, page_hash, pages_for
+
+EVICT_AHEAD = 64  # pages; a prompt that will need them anyway gets neighbours instead of single pages
+WAIT_GAIN = 16  # tokens; waiting for another sequence costs a step, so it must save more than a few tokens
+
+
+class StateStore(Protocol):
+    """Moves content; implemented over tensors, and by a model of the contents in tests."""
+
+    def reset_slot(self, slot: int) -> None:
+        """Fill every ring group of the slot with the group's ``fill``."""
+        ...
+
+    def copy_page(self, source: int, target: int) -> None:
+        """Copy all rows groups, all layers."""
+        ...
+
+    def save_snapshot(self, slot: int, snapshot: int) -> None: ...
+
+    def load_snapshot(self, snapshot: int, slot: int) -> None: ...
+
+    def copy_slot(self, source: int, target: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What a prompt would reuse now: ``cached_tokens`` in all, of them ``full_pages`` whole pages shared in place."""
+
+    cached_tokens: int
+    full_pages: int
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """One running sequence's hold on the cache.
+
+    ``tokens``: all whose state has been computed (reused ones included). ``pages``: what they and the reserved positions lie on;
+    read it fresh each step. ``cached_tokens``: how many were reused when it was opened. ``closed``: it must not be used again.
+    """
+
+    slot: int
+    prompt: TokenChain
+    pages: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    cached_tokens: int = 0
+    closed: bool = False
+    hashes: list[bytes] = field(default_factory=list)
+    rolling: Entry | None = None
+
+    @property
+    def position(self) -> int:
+        """Tokens computed so far = position of the next one."""
+        return len(self.tokens)
+
+
+@dataclass(slots=True)
+class _Landing:
+    """Where a prompt lands: whole pages, then ``length`` tokens of ``partial``'s page; ``at`` holds the snapshot."""
+
+    whole: list[Entry]
+    partial: Entry | None = None
+    length: int = 0
+    at: Entry | None = None
+
+    @property
+    def tokens(self) -> int:
+        return len(self.whole) * PAGE_TOKENS + self.length
+
+
+class KVCache:
+    """Pages, slots and snapshots of one model's state groups. ``root`` is ``cache_root`` of the model and format.
+
+    Methods that raise CapacityError leave everything as it was. ``enable_prefix_caching=False``: nothing is published.
+    """
+
+    def __init__(
+        self,
+        groups: tuple[StateGroup, ...],
+        root: bytes,
+        num_pages: int,
+        num_slots: int,
+        num_snapshots: int,
+        store: StateStore,
+        enable_prefix_caching: bool = True,
+    ):
+        self.has_rings = any(g.kind == "ring" for g in groups)
+        self.enable_prefix_caching = enable_prefix_caching
+        # Without rings a partial page may be cut anywhere that splits no row.
+        self._grain = lcm(*(g.tokens_per_row for g in groups if g.kind == "rows"))
+        self._store = store
+        self.pool = PagePool(num_pages)
+        self.index = PrefixIndex(root)
+        self.snapshots: SnapshotPool[Entry] = SnapshotPool(num_snapshots)
+        self.free_slots = list(range(num_slots - 1, -1, -1))
+        self.num_slots = num_slots
+        self.leases: dict[int, Lease] = {}  # by slot
+        self.prefix_queries = 0  # tokens asked for by opened prompts
+        self.prefix_hits = 0  # tokens of them that were reused
+        self.pages_evicted = 0
+        self.snapshots_evicted = 0
+
+    @property
+    def pages_free(self) -> int:
+        return len(self.pool.free)
+
+    @property
+    def pages_cached(self) -> int:
+        return len(self.pool.cached)
+
+    @property
+    def pages_held(self) -> int:
+        return self.pool.held
+
+    @property
+    def snapshots_held(self) -> int:
+        return len(self.snapshots.owners)
+
+    @property
+    def max_tokens_per_lease(self) -> int:
+        """What one sequence alone can hold, since everything cached can be evicted for it."""
+        return self.pool.count * PAGE_TOKENS
+
+    # -- looking up ---------------------------------------------------------------------------------------------------
+
+    def chain(self, tokens: Sequence[int] | TokenChain) -> TokenChain:
+        """Convert a prompt once; ``match``, ``pending`` and ``open`` then hash no page of it twice."""
+        return tokens if isinstance(tokens, TokenChain) else TokenChain(self.index.root.key, tokens)
+
+    def match(self, tokens: Sequence[int] | TokenChain) -> Match:
+        """What ``open`` would reuse now, at most len(tokens) - 1 tokens. Changes nothing, counts nothing."""
+        landing = self._find(self.chain(tokens), partial=True)
+        return Match(landing.tokens, len(landing.whole))
+
+    def pending(self, tokens: Sequence[int] | TokenChain, interval: int = SNAPSHOT_INTERVAL) -> bool:
+        """Whether a running sequence is about to publish more of this prompt than ``match`` finds now.
+
+        True only while an open lease is still in front of that point of its own prompt, so waiting for it ends with the lease.
+        """
+        if not self.enable_prefix_caching:
+            return False
+        chain, promised = self.chain(tokens), 0
+        for lease in self.leases.values():
+            if lease.position < len(lease.prompt):
+                limit = common_tokens(lease.prompt.data, chain.data)
+                if self.has_rings:  # a snapshot behind the last reusable token cannot be landed on
+                    limit = min(limit, len(chain) - 1)
+                point = promised_point(len(lease.prompt), lease.position, limit, interval, self.has_rings)
+                promised = max(promised, min(point, len(chain) - 1))
+        return promised >= WAIT_GAIN and promised - self.match(chain).cached_tokens >= WAIT_GAIN
+
+    def next_snapshot_point(self, prompt_length: int, position: int, interval: int = SNAPSHOT_INTERVAL) -> int | None:
+        """Where the prefill chunk that starts at ``position`` must end at the latest, and ``snapshot`` be called; else None."""
+        return next_landing_point(prompt_length, position, interval, self.has_rings)
+
+    def _find(self, chain: TokenChain, partial: bool) -> _Landing:
+        """The deepest landing; without ``partial`` only page ends (a partial page costs a page to copy it to)."""
+        most = len(chain) - 1
+        whole: list[Entry] = []
+        if most < 1:
+            return _Landing(whole)
+        for page in range(most // PAGE_TOKENS):
+            entry = self.index.get(chain.page_hash(page))
+            if entry is None:
+                break
+            whole.append(entry)
+        if self.has_rings:
+            return self._find_snapshot(chain, whole, most, partial)
+        landing = _Landing(whole)
+        if partial:
+            start = len(whole) * PAGE_TOKENS
+            parent = whole[-1] if whole else self.index.root
+            closest, common = self.index.closest(parent, chain.run(start, min(most, start + PAGE_TOKENS)))
+            landing.length = common // self._grain * self._grain
+            landing.partial = closest if landing.length else None
+        return landing
+
+    def _find_snapshot(self, chain: TokenChain, whole: list[Entry], most: int, partial: bool) -> _Landing:
+        while True:
+            parent = whole[-1] if whole else self.index.root
+            if partial and parent.children:
+                start = len(whole) * PAGE_TOKENS
+                # One token more than may be reused: ``prefixes`` are proper ones.
+                ahead = chain.run(start, min(most + 1, start + PAGE_TOKENS))
+                tail = next(self.index.prefixes(parent, ahead), None)
+                if tail is not None:
+                    return _Landing(whole, tail, tail.length, tail)
+            if not whole:
+                return _Landing(whole)
+            if parent.snapshot is not None:
+                return _Landing(whole, at=parent)
+            whole.pop()
+
+    # -- leases -------------------------------------------------------------------------------------------------------
+
+    def open(self, tokens: Sequence[int] | TokenChain) -> Lease:
+        """Start a sequence with prompt ``tokens``: take a slot, share or copy what is cached, load or reset the ring state.
+
+        The whole pages are shared; a partial page is copied, since the sequence goes on writing to it. Raises CapacityError
+        if no slot is free; want of a page for the copy only makes the landing earlier.
+        """
+        chain = self.chain(tokens)
+        if not self.free_slots:
+            raise CapacityError(f"all {self.num_slots} slots are in use")
+        landing = self._find(chain, partial=True)
+        if landing.partial is not None and not self._can_copy(landing):
+            landing = self._find(chain, partial=False)
+        with ExitStack() as undo:
+            lease = self._new_lease(chain)
+            undo.callback(self._abandon, lease)
+            for entry in landing.whole:
+                self._hold(lease, entry.page)
+            if landing.at is None or landing.at.snapshot is None:
+                self._store.reset_slot(lease.slot)
+            else:  # before the copy, whose page may be won by evicting
+                with self.snapshots.pinned(landing.at.snapshot):
+                    self.snapshots.touch(landing.at.snapshot)
+                    self._store.load_snapshot(landing.at.snapshot, lease.slot)
+            if landing.partial is not None:
+                self._copy_partial(lease, landing.partial.page)
+            undo.pop_all()
+        lease.cached_tokens = landing.tokens
+        lease.tokens = list(chain.ids[: landing.tokens])
+        lease.hashes = [entry.key for entry in landing.whole]
+        if self.enable_prefix_caching:
+            self.prefix_queries += len(chain)
+            self.prefix_hits += landing.tokens
+        return lease
+
+    def reserve(self, lease: Lease, tokens_total: int) -> None:
+        """Give the lease pages for positions < ``tokens_total``, evicting what was used least recently. CapacityError if impossible."""
+        missing = pages_for(tokens_total) - len(lease.pages)
+        if missing <= 0:
+            return
+        if missing > self.pool.available:
+            raise CapacityError(
+                f"{missing} pages wanted, {self.pool.available} of {self.pool.count} are free or cached: close a sequence first"
+            )
+        room = max(missing, pages_for(len(lease.prompt)) - len(lease.pages))
+        lease.pages.extend(self._take(missing, lease.pages[-1] if lease.pages else None, room))
+
+    def commit(self, lease: Lease, new_tokens: Sequence[int]) -> None:
+        """Record that the state of these tokens, at the lease's position, has been computed; publish the pages they fill.
+
+        A page that is published already under the same identity stays the older one for others; this lease keeps its own.
+        """
+        start, stop = lease.position, lease.position + len(new_tokens)
+        if stop > len(lease.pages) * PAGE_TOKENS:
+            raise AssertionError(f"{stop} tokens computed, but pages reserved for {len(lease.pages) * PAGE_TOKENS}")
+        run = encode(new_tokens)
+        asked = lease.prompt.run(start, stop)
+        if not run.startswith(asked):
+            raise AssertionError(f"tokens at {start} differ from the prompt that the lease was opened with")
+        lease.tokens.extend(new_tokens)
+        while self.enable_prefix_caching and (len(lease.hashes) + 1) * PAGE_TOKENS <= stop:
+            self._hash_next(lease)
+            self._publish(lease, len(lease.hashes))
+
+    def snapshot(self, lease: Lease, *, rolling: bool = False) -> bool:
+        """Publish the lease's present position as a landing point: its partial page, and for ring models the ring state.
+
+        ``rolling``: it replaces the lease's previous rolling one. False: nothing could be published (no row, caching off, no token).
+        """
+        if not self.enable_prefix_caching or not lease.tokens:
+            return False
+        if self.has_rings and not self.snapshots.count:
+            return False
+        whole, length = divmod(lease.position, PAGE_TOKENS)
+        self._publish(lease, whole)
+        run = encode(lease.tokens[whole * PAGE_TOKENS :])
+        parent = self.index.get(lease.hashes[whole - 1]) if whole else self.index.root
+        if parent is None:
+            raise AssertionError("a page that was just published is not in the index")
+        if not self.has_rings:
+            if length:
+                self._publish_tail(lease, parent, run)
+            return True
+        key = page_hash(parent.key, lease.tokens[whole * PAGE_TOKENS :]) if length else parent.key
+        existing = self.index.get(key)
+        if existing is not None and existing.snapshot is not None:
+            self.snapshots.touch(existing.snapshot)
+            if rolling and lease.rolling is not existing:
+                self._drop_rolling(lease)
+            elif not rolling:
+                existing.rolling_of = None
+            return True
+        if rolling:
+            self._drop_rolling(lease)
+        row = self._snapshot_row()
+        if row is None:
+            return False
+        with ExitStack() as undo:
+            undo.callback(self.snapshots.release, row)
+            self._store.save_snapshot(lease.slot, row)
+            undo.pop_all()
+        entry = existing or self._add(key, parent, run, lease.pages[whole])
+        entry.snapshot = row
+        self.snapshots.attach(row, entry)
+        if rolling:
+            entry.rolling_of, lease.rolling = lease, entry
+        return True
+
+    def fork(self, lease: Lease) -> Lease:
+        """A second sequence with the same past: shares the full pages, copies the partial page and the slot.
+
+        Raises CapacityError if there is no slot, or no page for the copy.
+        """
+        if not self.free_slots:
+            raise CapacityError(f"all {self.num_slots} slots are in use")
+        whole, length = divmod(lease.position, PAGE_TOKENS)
+        if length and not self.pool.available:
+            raise CapacityError(f"no page for the copy: all {self.pool.count} are held")
+        with ExitStack() as undo:
+            child = self._new_lease(lease.prompt)
+            undo.callback(self._abandon, child)
+            for page in lease.pages[:whole]:
+                self._hold(child, page)
+            if length:
+                self._copy_partial(child, lease.pages[whole])
+            self._store.copy_slot(lease.slot, child.slot)
+            undo.pop_all()
+        child.tokens = list(lease.tokens)
+        child.hashes = list(lease.hashes)
+        child.cached_tokens = lease.cached_tokens
+        return child
+
+    def close(self, lease: Lease) -> None:
+        """End a sequence (finished, cancelled, failed or preempted): published pages become cached, the others free."""
+        if self.leases.get(lease.slot) is not lease:
+            raise AssertionError(f"lease of slot {lease.slot} is not open")
+        if lease.rolling is not None and lease.rolling.rolling_of is lease:
+            lease.rolling.rolling_of = None
+        lease.rolling = None
+        self._abandon(lease)
+
+    def check(self) -> None:
+        """Audit everything, O(pages + published tokens). Raises AssertionError that lists each difference."""
+        differences = audit(self)
+        if differences:
+            raise AssertionError("prefix cache audit:\n" + "\n".join(differences))
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _new_lease(self, prompt: TokenChain) -> Lease:
+        lease = Lease(self.free_slots.pop(), prompt)
+        self.leases[lease.slot] = lease
+        return lease
+
+    def _hold(self, lease: Lease, page: int) -> None:
+        self.pool.hold(page)
+        lease.pages.append(page)
+
+    def _abandon(self, lease: Lease) -> None:
+        """Drop references and slot. Deepest page first, so that it is also the first to be evicted."""
+        for page in reversed(lease.pages):
+            self._release(page)
+        lease.pages = []
+        lease.closed = True
+        del self.leases[lease.slot]
+        self.free_slots.append(lease.slot)
+
+    def _release(self, page: int) -> None:
+        self.pool.release(page, keep=page in self.index.on_page)
+        self._offer(page)
+
+    def _offer(self, page: int) -> None:
+        if page >= 0 and self.index.is_leaf(page):
+            self.pool.offer(page)
+
+    def _can_copy(self, landing: _Landing) -> bool:
+        """Whether a page is left for the copy once the pages that the landing needs are held."""
+        needed = {entry.page for entry in landing.whole}
+        if landing.partial is not None:
+            needed.add(landing.partial.page)
+        return self.pool.available > sum(page in self.pool.cached for page in needed)
+
+    def _copy_partial(self, lease: Lease, source: int) -> None:
+        """Append a private copy of ``source``, which must not be evicted to make room for it."""
+        self.pool.hold(source)
+        try:
+            last = lease.pages[-1] if lease.pages else None
+            room = max(1, pages_for(len(lease.prompt)) - len(lease.pages))
+            target = self._take(1, last, room)[0]
+            lease.pages.append(target)
+            self._store.copy_page(source, target)
+        finally:
+            self._release(source)
+
+    def _take(self, wanted: int, after: int | None, room: int) -> list[int]:
+        """Pages for one lease, evicting where needed; the caller has checked that there are enough."""
+        if len(self.pool.free) < wanted:
+            ahead = min(max(wanted, min(room, EVICT_AHEAD)), self.pool.available)
+            while len(self.pool.free) < ahead:
+                self._evict_page()
+        return self.pool.take(wanted, after, room)
+
+    def _evict_page(self) -> None:
+        page = self.pool.oldest(self.index.is_leaf)
+        if page is None:
+            # Every cached page has published children, all of them on held pages: a lease computed its own copy of a
+            # published prefix and went on. The deepest goes, and what hangs on it is unpublished (its lease republishes).
+            page = max(self.pool.cached, key=lambda p: (self.index.on_page[p][0].depth, p))
+        for entry in list(self.index.on_page[page]):
+            for each in self.index.subtree(entry):
+                self._remove(each)
+        self.pages_evicted += 1
+
+    def _remove(self, entry: Entry) -> None:
+        """Unpublish one entry; its page becomes free if nothing else keeps it."""
+        if entry.snapshot is not None:
+            self.snapshots.release(entry.snapshot)
+        entry.snapshot = entry.rolling_of = None
+        if self.index.remove(entry):
+            self._free_if_cached(entry.page)
+        if entry.parent is not None:
+            self._offer(entry.parent.page)
+
+    def _free_if_cached(self, page: int) -> None:
+        if page in self.pool.cached:
+            self.pool.discard(page)
+
+    def _hash_next(self, lease: Lease) -> None:
+        page = len(lease.hashes)
+        stop = (page + 1) * PAGE_TOKENS
+        if stop <= len(lease.prompt):
+            lease.hashes.append(lease.prompt.page_hash(page))
+            return
+        parent = lease.hashes[-1] if page else self.index.root.key
+        lease.hashes.append(page_hash(parent, lease.tokens[stop - PAGE_TOKENS : stop]))
+
+    def _publish(self, lease: Lease, pages: int) -> None:
+        """See that the lease's first ``pages`` full pages are in the index; normally only the last is missing."""
+        known = pages
+        while known and self.index.get(lease.hashes[known - 1]) is None:
+            known -= 1
+        parent = (self.index.get(lease.hashes[known - 1]) if known else None) or self.index.root
+        for page in range(known, pages):
+            run = encode(lease.tokens[page * PAGE_TOKENS : (page + 1) * PAGE_TOKENS])
+            parent = self._add(lease.hashes[page], parent, run, lease.pages[page])
+
+    def _publish_tail(self, lease: Lease, parent: Entry, run: bytes) -> None:
+        """Publish a partial page of a model without rings, where the longest tail of a lineage serves all shorter ones."""
+        closest, common = self.index.closest(parent, run)
+        if closest is not None and common * ID_BYTES == len(run):
+            return
+        self._add(
+            page_hash(parent.key, lease.tokens[-(len(run) // ID_BYTES) :]), parent, run, lease.pages[parent.depth]
+        )
+        for shorter in list(self.index.prefixes(parent, run)):
+            self._remove(shorter)
+
+    def _add(self, key: bytes, parent: Entry, run: bytes, page: int) -> Entry:
+        entry, bare = self.index.add(key, parent, run, page)
+        for each in bare:
+            self._free_if_cached(each)
+        return entry
+
+    def _drop_rolling(self, lease: Lease) -> None:
+        previous, lease.rolling = lease.rolling, None
+        if previous is not None and previous.rolling_of is lease:
+            self._drop_snapshot(previous)
+
+    def _snapshot_row(self) -> int | None:
+        row = self.snapshots.acquire()
+        if row is None:
+            victim = self.snapshots.oldest()
+            if victim is not None:
+                self.snapshots_evicted += 1
+                self._drop_snapshot(victim)
+                row = self.snapshots.acquire()
+        return row
+
+    def _drop_snapshot(self, entry: Entry) -> None:
+        """A full page stays without its snapshot; a tail of a ring model is nothing without it."""
+        if entry.full:
+            if entry.snapshot is not None:
+                self.snapshots.release(entry.snapshot)
+            entry.snapshot = entry.rolling_of = None
+        else:
+            self._remove(entry)

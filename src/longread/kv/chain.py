@@ -1,0 +1,68 @@
+"""A token sequence with its page hashes, converted and hashed once however often it is looked up.
+
+Knows token ids and page identity; nothing of pages in memory.
+"""
+
+from array import array
+from collections.abc import Sequence
+
+from longread.spec.state import PAGE_TOKENS, page_hash
+
+ID_BYTES = 4
+
+
+class TokenChain:
+    """Immutable token ids, as int32, and the chained hash of each full page under ``root``.
+
+    Raises OverflowError or TypeError for ids that are not 32-bit integers.
+    """
+
+    __slots__ = ("_hashes", "data", "ids", "root")
+
+    def __init__(self, root: bytes, tokens: Sequence[int]):
+        self.root = root
+        self.ids = array("i", tokens)
+        self.data = self.ids.tobytes()  # bytes compare and slice at memory speed
+        self._hashes: list[bytes] = []
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def run(self, start: int, stop: int) -> bytes:
+        """Tokens start .. stop-1 as int32 bytes."""
+        return self.data[start * ID_BYTES : stop * ID_BYTES]
+
+    def page_hash(self, page: int) -> bytes:
+        """Identity of full page number ``page``, which must lie within the tokens; hashed on first use."""
+        while len(self._hashes) <= page:
+            done = len(self._hashes)
+            parent = self._hashes[-1] if done else self.root
+            self._hashes.append(page_hash(parent, self.ids[done * PAGE_TOKENS : (done + 1) * PAGE_TOKENS]))
+        return self._hashes[page]
+
+    def prefix(self, length: int) -> "TokenChain":
+        """The first ``length`` tokens, with the hashes that are known already."""
+        chain = TokenChain(self.root, self.ids[:length])
+        chain._hashes = self._hashes[: length // PAGE_TOKENS]
+        return chain
+
+
+def encode(tokens: Sequence[int]) -> bytes:
+    """Token ids as int32 bytes, as ``TokenChain.run`` gives them."""
+    return array("i", tokens).tobytes()
+
+
+def common_tokens(a: bytes, b: bytes) -> int:
+    """Length in tokens of the longest common prefix of two encoded runs; the cost follows the answer, not the inputs."""
+    limit = min(len(a), len(b)) // ID_BYTES
+    done, step = 0, PAGE_TOKENS
+    while done < limit:
+        stop = min(done + step, limit)
+        if a[done * ID_BYTES : stop * ID_BYTES] == b[done * ID_BYTES : stop * ID_BYTES]:
+            done, step = stop, step * 2
+        elif stop == done + 1:
+            break
+        else:  # the first difference is inside: halve instead of doubling until it is found
+            limit = stop
+            step = max((stop - done) // 2, 1)
+    return done
