@@ -15,6 +15,7 @@
     │   ├── TensorShapeError         a tensor of another shape than the config implies
     │   ├── TensorDtypeError         a tensor of a type that this format does not allow
     │   └── NonFiniteTensorError     a tensor with NaN or infinity
+    ├── SessionFileError             a saved session that is damaged or belongs to another model or cache type
     ├── CapacityError                a pool is exhausted; the scheduler handles it, users never see it
     └── RequestError                 one request is refused; the engine goes on
         ├── InvalidRequestError      400
@@ -91,6 +92,10 @@ class TensorDtypeError(CheckpointError):
 
 class NonFiniteTensorError(CheckpointError):
     """A tensor or scale has NaN or infinity, in the file or in the compute type."""
+
+
+class SessionFileError(LongreadError):
+    """A saved session is damaged or belongs to another model, weights or cache type."""
 
 
 class CapacityError(LongreadError):

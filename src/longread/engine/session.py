@@ -1,0 +1,212 @@
+"""A session: one token timeline under the caller's own control, over the same cache, model and sampler as requests.
+
+Knows one timeline; must not know events, queues or text. A session holds its slot and pages until it is closed: running
+requests are preempted for it, never the other way round. It belongs to the engine's thread, between two steps.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from torch import Tensor
+
+from longread.engine import session_file
+from longread.engine.batch import gather
+from longread.engine.grammar import GrammarState
+from longread.engine.runner import Runner
+from longread.engine.sampling_state import SamplingState
+from longread.engine.scheduler import Grant, Scheduler
+from longread.engine.sequence import Timeline
+from longread.engine.validate import check_length, check_sampling, check_tokens
+from longread.kv.cache import KVCache, Lease
+from longread.kv.tensors import StateTensors
+from longread.spec.engine import EngineInfo, SamplingParams
+from longread.spec.errors import CapacityError, EngineFailedError, InvalidRequestError, OverloadedError
+
+
+class Session:
+    """One token timeline. Made by ``LocalEngine.session``; use it as a context manager or close it."""
+
+    def __init__(
+        self,
+        info: EngineInfo,
+        runner: Runner,
+        cache: KVCache,
+        store: StateTensors,
+        scheduler: Scheduler,
+        compile_grammar: Callable[[SamplingParams], GrammarState | None],
+        snapshot_interval: int,
+    ):
+        self._info = info
+        self._runner = runner
+        self._cache = cache
+        self._store = store
+        self._scheduler = scheduler
+        self._compile_grammar = compile_grammar
+        self._interval = snapshot_interval
+        self._timeline = Timeline("", ())
+        self._logits: Tensor | None = None
+        self._sampling: SamplingState | None = None
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Everything on the timeline; all of it is computed."""
+        return tuple(self._timeline.tokens)
+
+    @property
+    def logits(self) -> Tensor:
+        """float32 [vocab] of the last position (a copy). Raises InvalidRequestError before the first ``sync``."""
+        if self._logits is None:
+            raise InvalidRequestError("the session has no tokens yet: call sync or load first", param="session")
+        return self._logits.clone()
+
+    def sync(self, tokens: Sequence[int]) -> int:
+        """Make the timeline equal ``tokens`` and return how many had to be computed.
+
+        What the timeline shares with ``tokens`` is kept if it is a prefix of them; otherwise the longest prefix that the
+        cache knows is. Sampling starts anew behind them. Raises InvalidRequestError, ContextLengthError, OverloadedError
+        (no pages left) and EngineFailedError (the model failed; the timeline is empty then).
+        """
+        check_tokens(tokens, self._info.vocab)
+        check_length(len(tokens), 0, self._info)
+        wanted = list(tokens)
+        now = self._timeline.tokens
+        if self._timeline.lease is None or len(now) > len(wanted) or wanted[: len(now)] != now:
+            self._reset()
+            self._timeline.tokens = wanted
+            self._timeline.lease = self._take(lambda: self._cache.open(wanted))
+        elif len(now) == len(wanted):
+            return 0
+        self._timeline.tokens = wanted
+        self._timeline.prompt_length = len(wanted)
+        self._sampling = None
+        missing = self._timeline.remaining
+        self._compute()
+        return missing
+
+    def step(self, sampling: SamplingParams | None = None) -> int:
+        """Choose the next token by ``sampling`` (default: ``SamplingParams()``), append and compute it; returns it.
+
+        Penalties, seed and grammar count from the last ``sync``. Ends (eos, stop ids, max_tokens) are the caller's to
+        see; min_tokens is honoured. Raises as ``sync``, and InvalidRequestError where no token can be chosen.
+        """
+        params = sampling if sampling is not None else SamplingParams()
+        check_sampling(params, self._info.vocab)
+        check_length(len(self._timeline.tokens), 1, self._info)
+        state = self._state(params)
+        choice = self._runner.choose(self.logits[None], [state])[0]
+        if choice.error is not None:
+            raise InvalidRequestError(choice.error, param="sampling")
+        state.accept(choice.token)
+        self._timeline.tokens.append(choice.token)
+        self._compute()
+        return choice.token
+
+    def fork(self) -> "Session":
+        """A second session with the same past; each goes its own way. Raises OverloadedError."""
+        child = Session(
+            self._info,
+            self._runner,
+            self._cache,
+            self._store,
+            self._scheduler,
+            self._compile_grammar,
+            self._interval,
+        )
+        lease = self._timeline.lease
+        if lease is not None:
+            child._timeline.tokens = list(self._timeline.tokens)
+            child._timeline.prompt_length = self._timeline.prompt_length
+            child._timeline.lease = self._take(lambda: self._cache.fork(lease))
+            child._logits = self._logits
+        return child
+
+    def save(self, path: Path) -> None:
+        """Write the whole timeline, its state and its logits as one file (see ``session_file``)."""
+        if self._timeline.lease is None:
+            raise InvalidRequestError("the session has no tokens yet: nothing to save", param="session")
+        lease = self._timeline.lease
+        session_file.save(path, self._cache.index.root.key, lease, self.logits, self._store)
+
+    def load(self, path: Path) -> None:
+        """Replace the timeline by a saved one. Raises SessionFileError (other identity, damaged), ContextLengthError,
+        OverloadedError; the session is unchanged where the file cannot be used.
+        """
+        saved = session_file.read(path, self._cache.index.root.key, self._store)
+        check_tokens(saved.tokens, self._info.vocab)
+        check_length(len(saved.tokens), 0, self._info)
+        self._reset()
+        lease = self._timeline.lease = self._take(lambda: self._cache.open(()))
+        self._reserve(lease, len(saved.tokens))
+        session_file.restore(saved, lease, self._store)
+        self._cache.commit(lease, saved.tokens)
+        self._timeline.tokens = saved.tokens
+        self._timeline.prompt_length = len(saved.tokens)
+        self._logits = saved.logits
+
+    def close(self) -> None:
+        """Give slot and pages back; what was computed stays cached. Idempotent."""
+        self._reset()
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _reset(self, keep_tail: bool = True) -> None:
+        self._timeline.release(self._cache, keep_tail)
+        self._timeline = Timeline("", ())
+        self._logits = self._sampling = None
+
+    def _compute(self) -> None:
+        """Prefill or decode what the cache lacks, in chunks; leaves the logits of the last position."""
+        timeline, lease = self._timeline, self._timeline.lease
+        assert lease is not None
+        try:
+            self._reserve(lease, len(timeline.tokens))
+            while timeline.remaining:
+                cut = self._cache.next_snapshot_point(timeline.prompt_length, timeline.computed, self._interval)
+                length = min(timeline.remaining, self._info.max_num_batched_tokens)
+                length = min(length, cut - timeline.computed) if cut is not None else length
+                batch = gather([Grant(timeline, length, False)])
+                logits = self._runner.forward(batch)
+                timeline.advance(self._cache, length, cut == timeline.computed + length)
+            self._logits = logits[0]
+        except OverloadedError:
+            self._reset()
+            raise
+        except Exception as error:
+            # The ring state may be half written: only starting again from the cache is safe.
+            self._reset(keep_tail=False)
+            raise EngineFailedError(f"the model failed: {type(error).__name__}: {error}; sync again") from error
+
+    def _state(self, params: SamplingParams) -> SamplingState:
+        """The sampling state of these parameters, with the output since the last sync taken in."""
+        if self._sampling is None or self._sampling.params != params:
+            split, tokens = self._timeline.prompt_length, self._timeline.tokens
+            state = SamplingState(params, tokens[:split], self._info.eos_id, self._compile_grammar(params))
+            for token in tokens[split:]:
+                state.accept(token)
+            self._sampling = state
+        return self._sampling
+
+    def _take(self, opening: Callable[[], Lease]) -> Lease:
+        """Get a slot, preempting requests for it."""
+        while True:
+            try:
+                return opening()
+            except CapacityError as error:
+                self._make_room(error)
+
+    def _reserve(self, lease: Lease, total: int) -> None:
+        """Get pages, preempting requests for them."""
+        while True:
+            try:
+                return self._cache.reserve(lease, total)
+            except CapacityError as error:
+                self._make_room(error)
+
+    def _make_room(self, error: CapacityError) -> None:
+        if self._scheduler.preempt_latest() is None:
+            raise OverloadedError(f"no room beside the open sessions: {error}; close one") from error

@@ -1,0 +1,134 @@
+"""The file of a saved session: one self-describing safetensors file.
+
+Knows its own format, tensors and a lease's pages; must not know requests, models or text. Entries: ``session`` (int8: a
+JSON text with format version, cache identity, and a digest of everything else), ``tokens`` (int64 [n]), ``logits``
+(float32 [vocab]), and for each state group its pages (``rows.NAME``: [layers, pages, rows, width]) or its slot
+(``ring.NAME``: [layers, rows, width]). Files are written whole and renamed, so a half-written one never has the name.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from longread.kv.cache import Lease
+from longread.kv.tensors import StateTensors
+from longread.spec.errors import CheckpointError, SessionFileError
+from longread.spec.state import pages_for
+from longread.weights.safetensors import Shard, write_shard
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SavedSession:
+    """A file that was read and proved: views into the mapped file, by entry name."""
+
+    tokens: list[int]
+    logits: Tensor
+    state: dict[str, Tensor]
+
+
+def save(path: Path, identity: bytes, lease: Lease, logits: Tensor, store: StateTensors) -> None:
+    """Write a session. Groups are gathered one at a time, twice: once for the digest, once for the file."""
+
+    def parts() -> Iterator[tuple[str, Tensor]]:
+        yield "tokens", torch.tensor(lease.tokens, dtype=torch.int64)
+        yield "logits", logits.contiguous()
+        pages = lease.pages[: pages_for(len(lease.tokens))]
+        for group in store.groups:
+            tensor = store.state[group.name]
+            if group.kind == "rows":
+                yield f"rows.{group.name}", tensor[:, pages]
+            else:
+                yield f"ring.{group.name}", tensor[:, lease.slot].contiguous()
+
+    digest = hashlib.blake2b(digest_size=16)
+    entries: list[tuple[str, str, tuple[int, ...]]] = []
+    for name, tensor in parts():
+        digest.update(_bytes(tensor))
+        entries.append((name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)))
+    about = {"format": FORMAT, "identity": identity.hex(), "digest": digest.hexdigest()}
+    text = json.dumps(about).encode()
+    head = torch.frombuffer(bytearray(text), dtype=torch.int8)
+    temporary = path.with_name(path.name + ".part")
+    try:
+        write_shard(
+            temporary,
+            [("session", "int8", (len(text),)), *entries],
+            (tensor for tensor in [head, *(tensor for _, tensor in parts())]),
+        )
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read(path: Path, identity: bytes, store: StateTensors) -> SavedSession:
+    """Read and prove a session file. Raises SessionFileError: missing, damaged, of another format or identity."""
+    try:
+        shard = Shard(path)
+    except (OSError, CheckpointError) as error:
+        raise SessionFileError(f"{path} cannot be read as a session: {error}") from error
+    parts = {name: shard.tensor(entry) for name, entry in shard.tensors.items()}
+    about = _about(path, parts)
+    if about.get("format") != FORMAT:
+        raise SessionFileError(f"{path} has session format {about.get('format')!r}; this version reads {FORMAT}")
+    if about.get("identity") != identity.hex():
+        raise SessionFileError(
+            f"{path} belongs to cache identity {about.get('identity')}, this engine's is {identity.hex()}: "
+            "load it with the model, weights and cache type that it was saved with"
+        )
+    digest = hashlib.blake2b(digest_size=16)
+    for name, tensor in parts.items():
+        if name != "session":
+            digest.update(_bytes(tensor))
+    if about.get("digest") != digest.hexdigest():
+        raise SessionFileError(f"{path} is damaged: its content has digest {digest.hexdigest()}, not {about.get('digest')}")
+    tokens = parts["tokens"].tolist()
+    _check_shapes(path, parts, len(tokens), store)
+    return SavedSession(tokens, parts["logits"].clone(), parts)
+
+
+def restore(saved: SavedSession, lease: Lease, store: StateTensors) -> None:
+    """Copy the saved state into a fresh lease, whose pages cover the tokens."""
+    pages = lease.pages[: pages_for(len(saved.tokens))]
+    for group in store.groups:
+        if group.kind == "rows":
+            store.state[group.name][:, pages] = saved.state[f"rows.{group.name}"]
+        else:
+            store.state[group.name][:, lease.slot] = saved.state[f"ring.{group.name}"]
+
+
+def _about(path: Path, parts: dict[str, Tensor]) -> dict[str, object]:
+    try:
+        about = json.loads(_bytes(parts["session"]))
+    except (KeyError, ValueError) as error:
+        raise SessionFileError(f"{path} is no session file: it has no readable 'session' entry") from error
+    if not isinstance(about, dict):
+        raise SessionFileError(f"{path} is no session file: its 'session' entry is not an object")
+    return about
+
+
+def _check_shapes(path: Path, parts: dict[str, Tensor], tokens: int, store: StateTensors) -> None:
+    """The identity fixes the groups, so a difference here is a writer's bug, not another model; still never trusted."""
+    expected = {"session", "tokens", "logits"}
+    for group in store.groups:
+        own = store.state[group.name]
+        name = f"{group.kind}.{group.name}"
+        shape = (own.shape[0], pages_for(tokens), *own.shape[2:]) if group.kind == "rows" else (own.shape[0], *own.shape[2:])
+        found = parts.get(name)
+        if found is None or found.dtype != own.dtype or tuple(found.shape) != shape:
+            raise SessionFileError(f"{path}: {name} is missing or not {own.dtype} {list(shape)}")
+        expected.add(name)
+    if set(parts) != expected:
+        raise SessionFileError(f"{path}: unknown entries {sorted(set(parts) - expected)}")
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    """The tensor's bytes, without a copy where it is contiguous."""
+    return tensor.contiguous().view(-1).view(torch.uint8).numpy().data
