@@ -1,0 +1,96 @@
+"""What the machine has for us: processor cores and memory, as limited by control groups.
+
+Only reads the operating system; decides nothing. Reading happens when ``probe_machine`` is called, never at import.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """``cpu_cores`` that this process may run on, and memory in bytes; ``available_bytes`` without swapping.
+
+    ``limited_by`` says where the numbers come from: the machine itself, or a control group (a container).
+    """
+
+    cpu_cores: int
+    total_bytes: int
+    available_bytes: int
+    limited_by: str
+
+
+def probe_machine(cgroups: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> Machine:
+    """Look at this machine now. The arguments are the control group file system and this process's place in it."""
+    memory = psutil.virtual_memory()
+    total, available, source = int(memory.total), int(memory.available), "the machine"
+    cores = float(_usable_cores())
+    for group in _groups(cgroups, membership):
+        limit, used = _memory_limit(group), _memory_used(group)
+        if limit is not None and limit < total:
+            total, source = limit, f"the memory limit of {group}"
+        if limit is not None and used is not None:
+            available = min(available, max(limit - used, 0))
+        quota = _cpu_quota(group)
+        if quota is not None:
+            cores = min(cores, quota)
+    return Machine(max(1, int(cores)), total, min(available, total), source)
+
+
+def _usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):  # Linux only; elsewhere there is no affinity to honour
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _groups(cgroups: Path, membership: Path) -> list[Path]:
+    """This process's group and all above it: a limit anywhere on the way counts. Version 1's memory group is last."""
+    groups = []
+    place = next((line[3:] for line in _lines(membership) if line.startswith("0::")), "/")
+    path = cgroups / place.strip().lstrip("/")
+    while path != cgroups and cgroups in path.parents:
+        groups.append(path)
+        path = path.parent
+    return [*groups, cgroups, cgroups / "memory"]
+
+
+def _memory_limit(group: Path) -> int | None:
+    for name in ("memory.max", "memory.limit_in_bytes"):
+        value = _number(group / name)
+        if value is not None:
+            return value
+    return None
+
+
+def _memory_used(group: Path) -> int | None:
+    """Bytes in use that cannot simply be dropped: file pages read once and idle do not count."""
+    for name, idle in (("memory.current", "inactive_file"), ("memory.usage_in_bytes", "total_inactive_file")):
+        used = _number(group / name)
+        if used is not None:
+            stats = dict(line.split(maxsplit=1) for line in _lines(group / "memory.stat") if " " in line)
+            return max(used - int(stats.get(idle, "0")), 0)
+    return None
+
+
+def _cpu_quota(group: Path) -> float | None:
+    lines = _lines(group / "cpu.max")  # "quota period" in microseconds, or "max period"
+    parts = lines[0].split() if lines else []
+    if len(parts) == 2 and parts[0].isdigit() and parts[1].isdigit() and int(parts[1]):
+        return int(parts[0]) / int(parts[1])
+    return None
+
+
+def _number(file: Path) -> int | None:
+    lines = _lines(file)
+    return int(lines[0]) if lines and lines[0].strip().isdigit() else None
+
+
+def _lines(file: Path) -> list[str]:
+    """The file's lines; none where it does not exist or may not be read, as on other systems."""
+    try:
+        return file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return []

@@ -1,0 +1,231 @@
+"""From options, a model and a machine to the one configuration that runs, or to a refusal before anything is allocated.
+
+Every value that the user left open gets a reason. Refusals name the limit, the value, and what to change.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from longread.plan.machine import Machine
+from longread.plan.memory import MemoryPlan, loaded_weight_bytes, memory_plan, page_bytes, slot_bytes
+from longread.spec.config import Choice, ComputeDtype, EngineOptions, ResolvedConfig
+from longread.spec.config_json import require_runnable
+from longread.spec.errors import ConfigError
+from longread.spec.model import ModelSpec
+from longread.spec.state import PAGE_TOKENS, pages_for
+
+DEFAULT_MAX_NUM_SEQS = 16
+DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
+DEFAULT_KV_BYTES = 4 * 2**30  # on a CPU that other programs share; documents that need more ask for it
+SNAPSHOTS_PER_SEQ = 4  # prompt end, turn end, and two interval marks of a long document
+SNAPSHOT_SHARE = 4  # at most a quarter of the cache goes to snapshots
+HEADROOM = 0.9  # of the available memory: the estimate is a moment's, and others allocate too
+
+
+@dataclass(slots=True)
+class _Choices:
+    made: list[Choice] = field(default_factory=list)
+
+    def note(self, option: str, value: object, reason: str) -> None:
+        self.made.append(Choice(option, str(value), reason))
+
+
+@dataclass(frozen=True, slots=True)
+class _Pools:
+    pages: int
+    snapshots: int
+
+
+def resolve(options: EngineOptions, spec: ModelSpec, machine: Machine) -> ResolvedConfig:
+    """Decide everything. Raises ``ConfigError`` or ``UnsupportedModelError``; allocates nothing."""
+    require_runnable(spec)
+    choices = _Choices()
+    dtype = _dtype(options, spec, choices)
+    seqs, batched = _batch(options, choices)
+    weights = loaded_weight_bytes(spec, dtype)
+
+    def plan(pools: _Pools) -> MemoryPlan:
+        return memory_plan(
+            spec,
+            dtype=dtype,
+            weight_bytes=weights,
+            num_pages=pools.pages,
+            num_slots=seqs,
+            num_snapshots=pools.snapshots,
+            max_num_batched_tokens=batched,
+        )
+
+    _check_model_len(options, spec)
+    _require_fit(plan(_Pools(1, 0)), machine, "even with one page of cache")
+    budget = _kv_budget(options, spec, machine, plan(_Pools(0, 0)), choices)
+    pools = _pools(options, spec, dtype, seqs, budget, choices)
+    final = plan(pools)
+    _require_fit(final, machine, "with the cache asked for")
+    length = _model_len(options, spec, pools, choices)
+    return ResolvedConfig(
+        model=options.model,
+        served_model_name=_served_name(options, choices),
+        dtype=dtype,
+        max_model_len=length,
+        max_num_seqs=seqs,
+        max_num_batched_tokens=batched,
+        num_pages=pools.pages,
+        num_slots=seqs,
+        num_snapshots=pools.snapshots,
+        enable_prefix_caching=options.enable_prefix_caching,
+        snapshot_interval=_snapshot_interval(options),
+        seed=options.seed,
+        weight_bytes=weights,
+        predicted_bytes=final.total,
+        choices=tuple(choices.made),
+    )
+
+
+def _dtype(options: EngineOptions, spec: ModelSpec, choices: _Choices) -> ComputeDtype:
+    if options.dtype != "auto":
+        return options.dtype
+    stored = spec.torch_dtype if spec.quant is None else f"quantised {spec.torch_dtype}"
+    reason = (
+        f"the checkpoint is {stored}; on a CPU float32 is the correctness reference and usually faster "
+        "(bfloat16 halves the memory: dtype=bfloat16)"
+    )
+    choices.note("dtype", "float32", reason)
+    return "float32"
+
+
+def _batch(options: EngineOptions, choices: _Choices) -> tuple[int, int]:
+    seqs, batched = options.max_num_seqs, options.max_num_batched_tokens
+    if seqs is None:
+        seqs = min(DEFAULT_MAX_NUM_SEQS, batched or DEFAULT_MAX_NUM_SEQS)
+        choices.note("max_num_seqs", seqs, "a CPU gains little from larger decode batches, and each takes a slot")
+    if batched is None:
+        batched = max(DEFAULT_MAX_NUM_BATCHED_TOKENS, seqs)
+        choices.note(
+            "max_num_batched_tokens", batched, "large enough to fill a CPU, small enough to let others in between"
+        )
+    if batched < seqs:
+        raise ConfigError(
+            f"max_num_batched_tokens={batched} is below max_num_seqs={seqs}: a step must hold one token a sequence; "
+            f"raise the first or lower the second"
+        )
+    return seqs, batched
+
+
+def _check_model_len(options: EngineOptions, spec: ModelSpec) -> None:
+    if options.max_model_len is not None and options.max_model_len > spec.max_position:
+        raise ConfigError(
+            f"max_model_len={options.max_model_len} is above what {spec.label} was made for "
+            f"(max_position_embeddings={spec.max_position}); lower it"
+        )
+
+
+def _kv_budget(
+    options: EngineOptions, spec: ModelSpec, machine: Machine, fixed: MemoryPlan, choices: _Choices
+) -> int | None:
+    """Bytes for pages and snapshots beside the slots, which ``fixed`` contains. None: the page count is given."""
+    if options.num_gpu_blocks_override is not None:
+        if options.kv_cache_memory_bytes is not None:
+            raise ConfigError("give num_gpu_blocks_override or kv_cache_memory_bytes, not both")
+        return None
+    if options.kv_cache_memory_bytes is not None:
+        if options.kv_cache_memory_bytes <= fixed.kv_slots:
+            raise ConfigError(
+                f"kv_cache_memory_bytes={_size(options.kv_cache_memory_bytes)} does not hold the rings of max_num_seqs "
+                f"sequences ({_size(fixed.kv_slots)}); raise it or lower max_num_seqs"
+            )
+        return options.kv_cache_memory_bytes - fixed.kv_slots
+    left = max(int(machine.available_bytes * HEADROOM) - fixed.total, 0)
+    budget = min(left, DEFAULT_KV_BYTES)
+    reason = (
+        f"the default of {_size(DEFAULT_KV_BYTES)} for pages and snapshots; {_size(left)} would be free"
+        if budget == DEFAULT_KV_BYTES
+        else f"what {HEADROOM:.0%} of the {_size(machine.available_bytes)} available leaves beside the rest"
+    )
+    choices.note("kv_cache_memory_bytes", _size(budget + fixed.kv_slots), reason)
+    return budget
+
+
+def _pools(
+    options: EngineOptions, spec: ModelSpec, dtype: str, seqs: int, budget: int | None, choices: _Choices
+) -> _Pools:
+    page, slot = page_bytes(spec, dtype), slot_bytes(spec, dtype)
+    # MLA has no rings: nothing has to be saved to resume at a page end.
+    wanted = SNAPSHOTS_PER_SEQ * seqs if options.enable_prefix_caching and slot else 0
+    if budget is None:
+        assert options.num_gpu_blocks_override is not None  # _kv_budget: None only then
+        pages, snapshots = options.num_gpu_blocks_override, wanted
+    else:
+        snapshots = min(wanted, budget // SNAPSHOT_SHARE // slot) if slot else 0
+        # More than every sequence at full length twice over is never looked at; do not take it from the machine.
+        useful = 2 * seqs * pages_for(options.max_model_len or spec.max_position)
+        pages = min((budget - snapshots * slot) // page, useful)
+        choices.note("num_pages", pages, f"{_size(pages * page)} at {_size(page)} a page of {PAGE_TOKENS} tokens")
+    if wanted:
+        reason = f"at most {SNAPSHOTS_PER_SEQ} a sequence and a quarter of the cache, {_size(slot)} each"
+        choices.note("num_snapshots", snapshots, reason)
+    if wanted and not snapshots:
+        raise ConfigError(
+            f"the cache is too small for one snapshot of {_size(slot)} (at most a quarter of it holds snapshots); "
+            "raise kv_cache_memory_bytes or set enable_prefix_caching=false"
+        )
+    if pages < seqs:
+        raise ConfigError(
+            f"the cache holds {pages} pages, fewer than one for each of max_num_seqs={seqs} sequences "
+            f"({_size(page)} a page); raise kv_cache_memory_bytes or lower max_num_seqs"
+        )
+    return _Pools(pages, snapshots)
+
+
+def _model_len(options: EngineOptions, spec: ModelSpec, pools: _Pools, choices: _Choices) -> int:
+    held = pools.pages * PAGE_TOKENS
+    if options.max_model_len is None:
+        length = min(spec.max_position, held)
+        limit = "the model's own limit" if length == spec.max_position else f"what {pools.pages} pages hold"
+        choices.note("max_model_len", length, limit)
+        return length
+    if options.max_model_len > held:
+        raise ConfigError(
+            f"max_model_len={options.max_model_len} needs {pages_for(options.max_model_len)} pages, the cache holds "
+            f"{pools.pages} ({held} tokens); raise kv_cache_memory_bytes or lower max_model_len"
+        )
+    return options.max_model_len
+
+
+def _require_fit(plan: MemoryPlan, machine: Machine, when: str) -> None:
+    if plan.total <= machine.available_bytes:
+        return
+    raise ConfigError(
+        f"{_size(plan.total)} of memory are needed {when} (weights {_size(plan.weights)}, "
+        f"cache {_size(plan.kv_cache)}, workspace {_size(plan.workspace)}, logits {_size(plan.logits)}, "
+        f"program {_size(plan.runtime)}), but {_size(machine.available_bytes)} are available "
+        f"(of {_size(machine.total_bytes)}, {machine.limited_by}); lower kv_cache_memory_bytes, "
+        "max_num_batched_tokens or max_num_seqs, or use dtype=bfloat16"
+    )
+
+
+def _served_name(options: EngineOptions, choices: _Choices) -> str:
+    if options.served_model_name is not None:
+        return options.served_model_name
+    name = Path(options.model).resolve().name or options.model
+    choices.note("served_model_name", name, "the checkpoint folder's name")
+    return name
+
+
+def _snapshot_interval(options: EngineOptions) -> int:
+    if options.snapshot_interval % PAGE_TOKENS:
+        raise ConfigError(
+            f"snapshot_interval={options.snapshot_interval} is not a multiple of the page ({PAGE_TOKENS} tokens): "
+            "snapshots lie at page ends"
+        )
+    return options.snapshot_interval
+
+
+def _size(count: int) -> str:
+    """Bytes for a message: exact below 10 KiB, else three digits."""
+    if count < 10 * 1024:
+        return f"{count} B"
+    value, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while value >= 1024 and len(units) > 1:
+        value /= 1024
+        units.pop(0)
+    return f"{value:.3g} {units[0]}" if value < 1000 else f"{value:.0f} {units[0]}"

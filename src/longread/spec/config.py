@@ -1,0 +1,172 @@
+"""The engine's options as a user gives them, and as they stand once resolved.
+
+Names and meaning as in vLLM where vLLM has them. Both objects are frozen: ``plan.resolve`` turns one into the other
+and gives a reason for everything it chose itself. Knows no machine, no model and no server.
+"""
+
+import difflib
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields
+from typing import Literal, cast
+
+from longread.spec.errors import ConfigError
+
+Dtype = Literal["auto", "float32", "bfloat16"]
+ComputeDtype = Literal["float32", "bfloat16"]
+
+_BYTE_UNITS = {"": 1, "B": 1} | {
+    f"{letter}{suffix}": base**power
+    for power, letter in enumerate("KMGT", start=1)
+    for suffix, base in (("B", 1000), ("iB", 1024))
+}
+_TOKEN_UNITS = {"": 1, "k": 1000, "m": 1000**2, "K": 1024, "M": 1024**2}  # case decides, as in vLLM
+_AMOUNT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+AMOUNT_MAX = 2**60
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """What a user may choose about an engine. None means: choose for me and tell me why.
+
+    model: checkpoint folder. served_model_name: name in the API (None: the folder's name).
+    dtype: type of weights and cache. max_model_len: prompt plus output, in tokens. max_num_seqs: requests worked on
+    at once. max_num_batched_tokens: tokens of one step, i.e. the prefill chunk. kv_cache_memory_bytes: bytes for
+    pages, slots and snapshots together. num_gpu_blocks_override: exactly so many pages of 256 tokens, whatever
+    fits. snapshot_interval: tokens between two saved ring snapshots of a long prompt. seed: of the engine's own draws.
+    """
+
+    model: str
+    served_model_name: str | None = None
+    dtype: Dtype = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    kv_cache_memory_bytes: int | None = None
+    num_gpu_blocks_override: int | None = None
+    enable_prefix_caching: bool = True
+    snapshot_interval: int = 32768
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One value that was chosen for the user, and why."""
+
+    option: str
+    value: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedConfig:
+    """What the engine is built from. Pages hold 256 tokens; a slot is one running sequence's rings, a snapshot one
+    saved copy of a slot. ``weight_bytes`` and ``predicted_bytes`` come from ``plan.memory`` and include everything
+    that it names. ``choices`` explains each value that the user did not give.
+    """
+
+    model: str
+    served_model_name: str
+    dtype: ComputeDtype
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    num_pages: int
+    num_slots: int
+    num_snapshots: int
+    enable_prefix_caching: bool
+    snapshot_interval: int
+    seed: int
+    weight_bytes: int
+    predicted_bytes: int
+    choices: tuple[Choice, ...] = ()
+
+
+def from_mapping(values: Mapping[str, object]) -> EngineOptions:
+    """Options from flags or a file. Amounts may be text: "20GiB", "512MB" (bytes), "128K" (1024), "128k" (1000).
+
+    Raises ``ConfigError``: an unknown name (the nearest valid one is given), a wrong type, or a value out of range.
+    """
+    known = {field.name: field for field in fields(EngineOptions)}
+    for name in values:
+        if name not in known:
+            near = difflib.get_close_matches(str(name).replace("-", "_"), known, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+            raise ConfigError(f"unknown option {name!r}; {hint}")
+    for name, field in known.items():
+        if field.default is MISSING and name not in values:
+            raise ConfigError(f"option {name} is required")
+    return EngineOptions(**{name: _READERS[name](name, value) for name, value in values.items()})  # type: ignore[arg-type]
+
+
+def parse_bytes(name: str, text: str) -> int:
+    """A size: "20GiB", "1.5 GB", "1048576". Raises ``ConfigError``."""
+    return _amount(name, text, _BYTE_UNITS)
+
+
+def parse_tokens(name: str, text: str) -> int:
+    """A token count: "131072", "128K" (131072), "128k" (128000). Raises ``ConfigError``."""
+    return _amount(name, text, _TOKEN_UNITS)
+
+
+def _amount(name: str, text: str, units: Mapping[str, int]) -> int:
+    match = _AMOUNT.fullmatch(text[:64])
+    if match is None or match[2] not in units or len(text) > 64:
+        raise ConfigError(f"{name}: {text[:64]!r} is not an amount; write a number and one of {', '.join(units)[2:]}")
+    value = float(match[1]) * units[match[2]] if "." in match[1] else int(match[1]) * units[match[2]]
+    if value != math.floor(value):
+        raise ConfigError(f"{name}: {text!r} is not a whole number")
+    return int(value)
+
+
+def _whole(name: str, value: object, low: int, parse: Callable[[str, str], int]) -> int:
+    if isinstance(value, str):
+        value = parse(name, value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"{name}: must be a whole number, not {type(value).__name__} {str(value)[:64]!r}")
+    if not low <= value <= AMOUNT_MAX:
+        raise ConfigError(f"{name}: must be between {low} and 2^60, not {str(value)[:32]}")
+    return value
+
+
+def _count(low: int, parse: Callable[[str, str], int] = parse_tokens) -> Callable[[str, object], object]:
+    return lambda name, value: _whole(name, value, low, parse)
+
+
+def _auto(reader: Callable[[str, object], object]) -> Callable[[str, object], object]:
+    return lambda name, value: None if value is None or value == "auto" else reader(name, value)
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ConfigError(f"{name}: must be a non-empty text, not {str(value)[:64]!r}")
+    return value
+
+
+def _dtype(name: str, value: object) -> Dtype:
+    known = ("auto", "float32", "bfloat16")
+    if value not in known:
+        raise ConfigError(f"{name}: {str(value)[:64]!r} is not supported; known: {', '.join(known)}")
+    return cast(Dtype, value)
+
+
+def _flag(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name}: must be true or false, not {str(value)[:64]!r}")
+    return value
+
+
+_READERS: dict[str, Callable[[str, object], object]] = {
+    "model": _text,
+    "served_model_name": _auto(_text),
+    "dtype": _dtype,
+    "max_model_len": _auto(_count(1)),
+    "max_num_seqs": _auto(_count(1)),
+    "max_num_batched_tokens": _auto(_count(1)),
+    "kv_cache_memory_bytes": _auto(_count(1, parse_bytes)),
+    "num_gpu_blocks_override": _auto(_count(1)),
+    "enable_prefix_caching": _flag,
+    "snapshot_interval": _count(256),
+    "seed": _count(0),
+}
