@@ -18,10 +18,10 @@ class Batch:
     timeline in ``sampling``, which are those whose newest token is part of this step.
     """
 
-    token_ids: array[int]
-    positions: array[int]
+    token_ids: "array[int]"
+    positions: "array[int]"
     segments: tuple[Segment, ...]
-    logit_rows: array[int]
+    logit_rows: "array[int]"
     sampling: tuple[Timeline, ...]
 
 

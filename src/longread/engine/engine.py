@@ -11,51 +11,31 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from longread.engine.batch import Batch, gather
-from longread.engine.grammar import GrammarCompiler, GrammarState
+from longread.engine.core import Core
 from longread.engine.request import Request
-from longread.engine.runner import Runner
 from longread.engine.sampler import Sample
 from longread.engine.sampling_state import SamplingState
-from longread.engine.scheduler import Grant, Schedule, Scheduler
+from longread.engine.scheduler import Grant, Schedule
 from longread.engine.session import Session
 from longread.engine.validate import check_request
-from longread.kv.cache import KVCache
-from longread.kv.tensors import StateTensors
-from longread.spec.engine import EngineInfo, EngineStats, Event, FinishReason, GenerationRequest, SamplingParams
+from longread.spec.engine import EngineInfo, EngineStats, Event, FinishReason, GenerationRequest
 from longread.spec.errors import InvalidRequestError
 
 log = logging.getLogger(__name__)
 
 
 class LocalEngine:
-    """A loaded model on this machine. ``grammars`` None: the checkpoint has no tokenizer, so no structured output."""
+    """A loaded model on this machine; ``load.load_engine`` makes one from a checkpoint."""
 
-    def __init__(
-        self,
-        info: EngineInfo,
-        runner: Runner,
-        cache: KVCache,
-        store: StateTensors,
-        grammars: GrammarCompiler | None,
-        snapshot_interval: int,
-    ):
-        self._info = info
-        self._runner = runner
-        self._cache = cache
-        self._store = store
-        self._grammars = grammars
-        self._interval = snapshot_interval
-        self._scheduler = Scheduler(
-            cache,
-            max_num_seqs=info.max_num_seqs,
-            max_num_batched_tokens=info.max_num_batched_tokens,
-            snapshot_interval=snapshot_interval,
-        )
+    def __init__(self, core: Core):
+        self._core = core
+        self._info = core.info
+        self._cache = core.cache
+        self._scheduler = core.scheduler
         self._requests: dict[str, Request] = {}
         self._events: list[Event] = []
         self._prompt_tokens = 0
         self._generation_tokens = 0
-        self._closed = False
 
     @property
     def info(self) -> EngineInfo:
@@ -64,7 +44,7 @@ class LocalEngine:
     def validate(self, request: GenerationRequest) -> None:
         """Check limits, ids, sampling and grammar. Raises RequestError; changes nothing; callable from any thread."""
         check_request(request, self._info)
-        self._grammar(request.sampling)
+        self._core.grammar(request.sampling)
 
     def submit(self, request: GenerationRequest) -> None:
         """Accept a request; it starts with a coming step. Raises RequestError, and then nothing is kept."""
@@ -72,7 +52,7 @@ class LocalEngine:
         if request.request_id in self._requests:
             raise InvalidRequestError(f"request_id {request.request_id!r} is in use", param="request_id")
         eos_id = self._info.eos_id
-        sampling = SamplingState(request.sampling, request.prompt, eos_id, self._grammar(request.sampling))
+        sampling = SamplingState(request.sampling, request.prompt, eos_id, self._core.grammar(request.sampling))
         accepted = Request(request, sampling, eos_id, self._info.max_request_tokens)
         self._requests[request.request_id] = accepted
         self._scheduler.add(accepted.timeline)
@@ -101,7 +81,7 @@ class LocalEngine:
         batch = gather(grants)
         rows = [self._requests[timeline.key].sampling for timeline in batch.sampling]
         try:
-            samples = self._runner.choose(self._runner.forward(batch), rows)
+            samples = self._core.runner.choose(self._core.runner.forward(batch), rows)
         except Exception as error:  # the edge between a model and the requests: reported, never swallowed
             log.exception("a step of %d tokens failed; its %d requests end", len(batch.token_ids), len(grants))
             for grant in grants:
@@ -141,19 +121,11 @@ class LocalEngine:
         del self._requests[timeline.key]
         self._events.append(request.finish(reason, preemptions, error))
 
-    def _grammar(self, params: SamplingParams) -> GrammarState | None:
-        """Compile (or find) the grammar. Raises InvalidRequestError."""
-        if params.grammar is None:
-            return None
-        if self._grammars is None:
-            raise InvalidRequestError("structured output needs the checkpoint's tokenizer.json", param="response_format")
-        return self._grammars.start(params.grammar, params.grammar_after)
-
     def session(self, path: Path | None = None) -> Session:
         """A token timeline of the caller's own, beside the requests; it holds a slot until closed. ``path``: a file
         that ``Session.save`` wrote (see ``Session.load``).
         """
-        session = Session(self._info, self._runner, self._cache, self._store, self._scheduler, self._grammar, self._interval)
+        session = Session(self._core)
         if path is not None:
             session.load(path)
         return session

@@ -106,7 +106,9 @@ class GrammarCompiler:
 def _grammar_text(spec: GrammarSpec) -> str:
     """The library's grammar of a spec, after the checks that do not need the library."""
     if len(spec.value) > MAX_GRAMMAR_CHARACTERS:
-        raise _refuse(f"the {spec.kind} grammar has {len(spec.value)} characters; the limit is {MAX_GRAMMAR_CHARACTERS}")
+        raise _refuse(
+            f"the {spec.kind} grammar has {len(spec.value)} characters; the limit is {MAX_GRAMMAR_CHARACTERS}"
+        )
     if spec.kind == "json_object":
         return str(LLMatcher.grammar_from_json_schema('{"type": "object"}'))
     if spec.kind == "regex":

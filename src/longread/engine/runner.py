@@ -1,7 +1,8 @@
 """Runs the model on one gathered batch and the sampler on its logits.
 
-Knows tensors and the model's forward; must not know requests, queues or pages' owners. What is common to all models and
-nothing else: a model's own state stays behind its state groups. Every step's inputs are new tensors (state is not input).
+Knows tensors and the model's forward; must not know requests, queues or pages' owners. What is common to all models
+and nothing else: a model's own state stays behind its state groups. Every step's inputs are new tensors (state is not
+input).
 """
 
 from array import array
@@ -44,6 +45,6 @@ class Runner:
             return sample(logits, rows)
 
 
-def _ids(values: array[int]) -> Tensor:
+def _ids(values: "array[int]") -> Tensor:
     """int64 tensor over the array's own memory, which nothing else touches and which lives as long as the tensor."""
     return torch.frombuffer(values, dtype=torch.int64) if values else torch.empty(0, dtype=torch.int64)

@@ -33,7 +33,7 @@ class Sample:
 
 
 def sample(logits: Tensor, rows: Sequence[SamplingState]) -> list[Sample]:
-    """Choose one token a row. ``logits``: float32 [R, vocab], consumed (changed in place); rows: R states, not changed."""
+    """Choose one token a row. ``logits``: float32 [R, vocab], changed in place; ``rows``: R states, not changed."""
     if not rows:
         return []
     errors: dict[int, str] = {}

@@ -2,10 +2,11 @@
 
 A pure policy over timelines and the cache's bookkeeping; knows no tensors, sampling or events.
 
-Budget. A step computes at most ``max_num_batched_tokens`` tokens. Every decoding sequence gets its one token first. What
-is left goes to the prompts: half of it to the prompt that arrived first, the rest to the others, shortest remainder
-first, and what they do not need back to the first. So a short prompt usually passes in one step beside a book, a book
-progresses by at least half of the prefill budget once it is the oldest, and every prompt becomes the oldest in the end.
+Budget. A step computes at most ``max_num_batched_tokens`` tokens. Every decoding sequence gets its one token first.
+What is left goes to the prompts: half of it to the prompt that arrived first, the rest to the others, shortest
+remainder first, and what they do not need back to the first. So a short prompt usually passes in one step beside a
+book, a book progresses by at least half of the prefill budget once it is the oldest, and every prompt becomes the
+oldest in the end.
 When there are more runnable sequences than tokens in the budget, those served longest ago get one token each.
 
 Admission. First come, first served, while slots and pages last; a prompt's pages are reserved whole, so that two books
@@ -130,7 +131,7 @@ class Scheduler:
         timeline.release(self._cache, keep_tail)
 
     def preempt_latest(self) -> Timeline | None:
-        """Take slot and pages from the latest arrival that runs; it waits again, in its old place. None: nobody runs."""
+        """Take slot and pages from the latest arrival that runs; it waits again in its old place. None: nobody does."""
         if not self._running:
             return None
         entry = max(self._running, key=lambda e: e.arrival)

@@ -12,38 +12,23 @@ from torch import Tensor
 
 from longread.engine import session_file
 from longread.engine.batch import gather
-from longread.engine.grammar import GrammarState
-from longread.engine.runner import Runner
+from longread.engine.core import Core
 from longread.engine.sampling_state import SamplingState
-from longread.engine.scheduler import Grant, Scheduler
+from longread.engine.scheduler import Grant
 from longread.engine.sequence import Timeline
 from longread.engine.validate import check_length, check_sampling, check_tokens
-from longread.kv.cache import KVCache, Lease
-from longread.kv.tensors import StateTensors
-from longread.spec.engine import EngineInfo, SamplingParams
+from longread.kv.cache import Lease
+from longread.spec.engine import SamplingParams
 from longread.spec.errors import CapacityError, EngineFailedError, InvalidRequestError, OverloadedError
 
 
 class Session:
     """One token timeline. Made by ``LocalEngine.session``; use it as a context manager or close it."""
 
-    def __init__(
-        self,
-        info: EngineInfo,
-        runner: Runner,
-        cache: KVCache,
-        store: StateTensors,
-        scheduler: Scheduler,
-        compile_grammar: Callable[[SamplingParams], GrammarState | None],
-        snapshot_interval: int,
-    ):
-        self._info = info
-        self._runner = runner
-        self._cache = cache
-        self._store = store
-        self._scheduler = scheduler
-        self._compile_grammar = compile_grammar
-        self._interval = snapshot_interval
+    def __init__(self, core: Core):
+        self._core = core
+        self._info = core.info
+        self._cache = core.cache
         self._timeline = Timeline("", ())
         self._logits: Tensor | None = None
         self._sampling: SamplingState | None = None
@@ -63,9 +48,9 @@ class Session:
     def sync(self, tokens: Sequence[int]) -> int:
         """Make the timeline equal ``tokens`` and return how many had to be computed.
 
-        What the timeline shares with ``tokens`` is kept if it is a prefix of them; otherwise the longest prefix that the
-        cache knows is. Sampling starts anew behind them. Raises InvalidRequestError, ContextLengthError, OverloadedError
-        (no pages left) and EngineFailedError (the model failed; the timeline is empty then).
+        The timeline is kept if it is a prefix of ``tokens``; otherwise the longest prefix that the cache knows is.
+        Sampling starts anew behind them. Raises InvalidRequestError, ContextLengthError, OverloadedError (no pages
+        left; the timeline is empty then) and EngineFailedError (the model failed; likewise).
         """
         check_tokens(tokens, self._info.vocab)
         check_length(len(tokens), 0, self._info)
@@ -94,7 +79,7 @@ class Session:
         check_sampling(params, self._info.vocab)
         check_length(len(self._timeline.tokens), 1, self._info)
         state = self._state(params)
-        choice = self._runner.choose(self.logits[None], [state])[0]
+        choice = self._core.runner.choose(self.logits[None], [state])[0]
         if choice.error is not None:
             raise InvalidRequestError(choice.error, param="sampling")
         state.accept(choice.token)
@@ -104,15 +89,7 @@ class Session:
 
     def fork(self) -> "Session":
         """A second session with the same past; each goes its own way. Raises OverloadedError."""
-        child = Session(
-            self._info,
-            self._runner,
-            self._cache,
-            self._store,
-            self._scheduler,
-            self._compile_grammar,
-            self._interval,
-        )
+        child = Session(self._core)
         lease = self._timeline.lease
         if lease is not None:
             child._timeline.tokens = list(self._timeline.tokens)
@@ -126,19 +103,19 @@ class Session:
         if self._timeline.lease is None:
             raise InvalidRequestError("the session has no tokens yet: nothing to save", param="session")
         lease = self._timeline.lease
-        session_file.save(path, self._cache.index.root.key, lease, self.logits, self._store)
+        session_file.save(path, self._cache.index.root.key, lease, self.logits, self._core.groups, self._core.state)
 
     def load(self, path: Path) -> None:
         """Replace the timeline by a saved one. Raises SessionFileError (other identity, damaged), ContextLengthError,
         OverloadedError; the session is unchanged where the file cannot be used.
         """
-        saved = session_file.read(path, self._cache.index.root.key, self._store)
+        saved = session_file.read(path, self._cache.index.root.key, self._core.groups, self._core.state)
         check_tokens(saved.tokens, self._info.vocab)
         check_length(len(saved.tokens), 0, self._info)
         self._reset()
         lease = self._timeline.lease = self._take(lambda: self._cache.open(()))
         self._reserve(lease, len(saved.tokens))
-        session_file.restore(saved, lease, self._store)
+        session_file.restore(saved, lease, self._core.groups, self._core.state)
         self._cache.commit(lease, saved.tokens)
         self._timeline.tokens = saved.tokens
         self._timeline.prompt_length = len(saved.tokens)
@@ -151,7 +128,9 @@ class Session:
     def __enter__(self) -> "Session":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def _reset(self, keep_tail: bool = True) -> None:
@@ -166,11 +145,13 @@ class Session:
         try:
             self._reserve(lease, len(timeline.tokens))
             while timeline.remaining:
-                cut = self._cache.next_snapshot_point(timeline.prompt_length, timeline.computed, self._interval)
+                cut = self._cache.next_snapshot_point(
+                    timeline.prompt_length, timeline.computed, self._core.snapshot_interval
+                )
                 length = min(timeline.remaining, self._info.max_num_batched_tokens)
                 length = min(length, cut - timeline.computed) if cut is not None else length
                 batch = gather([Grant(timeline, length, False)])
-                logits = self._runner.forward(batch)
+                logits = self._core.runner.forward(batch)
                 timeline.advance(self._cache, length, cut == timeline.computed + length)
             self._logits = logits[0]
         except OverloadedError:
@@ -185,7 +166,7 @@ class Session:
         """The sampling state of these parameters, with the output since the last sync taken in."""
         if self._sampling is None or self._sampling.params != params:
             split, tokens = self._timeline.prompt_length, self._timeline.tokens
-            state = SamplingState(params, tokens[:split], self._info.eos_id, self._compile_grammar(params))
+            state = SamplingState(params, tokens[:split], self._info.eos_id, self._core.grammar(params))
             for token in tokens[split:]:
                 state.accept(token)
             self._sampling = state
@@ -208,5 +189,5 @@ class Session:
                 self._make_room(error)
 
     def _make_room(self, error: CapacityError) -> None:
-        if self._scheduler.preempt_latest() is None:
+        if self._core.scheduler.preempt_latest() is None:
             raise OverloadedError(f"no room beside the open sessions: {error}; close one") from error

@@ -9,7 +9,7 @@ JSON text with format version, cache identity, and a digest of everything else),
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,12 +17,13 @@ import torch
 from torch import Tensor
 
 from longread.kv.cache import Lease
-from longread.kv.tensors import StateTensors
 from longread.spec.errors import CheckpointError, SessionFileError
-from longread.spec.state import pages_for
+from longread.spec.state import StateGroup, pages_for
 from longread.weights.safetensors import Shard, write_shard
 
 FORMAT = 1
+Groups = tuple[StateGroup, ...]
+State = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +35,15 @@ class SavedSession:
     state: dict[str, Tensor]
 
 
-def save(path: Path, identity: bytes, lease: Lease, logits: Tensor, store: StateTensors) -> None:
+def save(path: Path, identity: bytes, lease: Lease, logits: Tensor, groups: Groups, state: State) -> None:
     """Write a session. Groups are gathered one at a time, twice: once for the digest, once for the file."""
 
     def parts() -> Iterator[tuple[str, Tensor]]:
         yield "tokens", torch.tensor(lease.tokens, dtype=torch.int64)
         yield "logits", logits.contiguous()
         pages = lease.pages[: pages_for(len(lease.tokens))]
-        for group in store.groups:
-            tensor = store.state[group.name]
+        for group in groups:
+            tensor = state[group.name]
             if group.kind == "rows":
                 yield f"rows.{group.name}", tensor[:, pages]
             else:
@@ -68,7 +69,7 @@ def save(path: Path, identity: bytes, lease: Lease, logits: Tensor, store: State
         temporary.unlink(missing_ok=True)
 
 
-def read(path: Path, identity: bytes, store: StateTensors) -> SavedSession:
+def read(path: Path, identity: bytes, groups: Groups, state: State) -> SavedSession:
     """Read and prove a session file. Raises SessionFileError: missing, damaged, of another format or identity."""
     try:
         shard = Shard(path)
@@ -88,25 +89,27 @@ def read(path: Path, identity: bytes, store: StateTensors) -> SavedSession:
         if name != "session":
             digest.update(_bytes(tensor))
     if about.get("digest") != digest.hexdigest():
-        raise SessionFileError(f"{path} is damaged: its content has digest {digest.hexdigest()}, not {about.get('digest')}")
+        raise SessionFileError(
+            f"{path} is damaged: its content has digest {digest.hexdigest()}, not {about.get('digest')}"
+        )
     tokens = parts["tokens"].tolist()
-    _check_shapes(path, parts, len(tokens), store)
+    _check_shapes(path, parts, len(tokens), groups, state)
     return SavedSession(tokens, parts["logits"].clone(), parts)
 
 
-def restore(saved: SavedSession, lease: Lease, store: StateTensors) -> None:
+def restore(saved: SavedSession, lease: Lease, groups: Groups, state: State) -> None:
     """Copy the saved state into a fresh lease, whose pages cover the tokens."""
     pages = lease.pages[: pages_for(len(saved.tokens))]
-    for group in store.groups:
+    for group in groups:
         if group.kind == "rows":
-            store.state[group.name][:, pages] = saved.state[f"rows.{group.name}"]
+            state[group.name][:, pages] = saved.state[f"rows.{group.name}"]
         else:
-            store.state[group.name][:, lease.slot] = saved.state[f"ring.{group.name}"]
+            state[group.name][:, lease.slot] = saved.state[f"ring.{group.name}"]
 
 
 def _about(path: Path, parts: dict[str, Tensor]) -> dict[str, object]:
     try:
-        about = json.loads(_bytes(parts["session"]))
+        about = json.loads(bytes(_bytes(parts["session"])))
     except (KeyError, ValueError) as error:
         raise SessionFileError(f"{path} is no session file: it has no readable 'session' entry") from error
     if not isinstance(about, dict):
@@ -114,13 +117,17 @@ def _about(path: Path, parts: dict[str, Tensor]) -> dict[str, object]:
     return about
 
 
-def _check_shapes(path: Path, parts: dict[str, Tensor], tokens: int, store: StateTensors) -> None:
+def _check_shapes(path: Path, parts: dict[str, Tensor], tokens: int, groups: Groups, state: State) -> None:
     """The identity fixes the groups, so a difference here is a writer's bug, not another model; still never trusted."""
     expected = {"session", "tokens", "logits"}
-    for group in store.groups:
-        own = store.state[group.name]
+    for group in groups:
+        own = state[group.name]
         name = f"{group.kind}.{group.name}"
-        shape = (own.shape[0], pages_for(tokens), *own.shape[2:]) if group.kind == "rows" else (own.shape[0], *own.shape[2:])
+        shape = (
+            (own.shape[0], pages_for(tokens), *own.shape[2:])
+            if group.kind == "rows"
+            else (own.shape[0], *own.shape[2:])
+        )
         found = parts.get(name)
         if found is None or found.dtype != own.dtype or tuple(found.shape) != shape:
             raise SessionFileError(f"{path}: {name} is missing or not {own.dtype} {list(shape)}")

@@ -39,7 +39,10 @@ def check_length(prompt: int, output: int, info: EngineInfo) -> None:
     if prompt + output <= info.max_request_tokens:
         return
     if info.max_request_tokens < info.max_model_len:
-        limit = f"the cache's {info.num_pages} pages hold {info.max_request_tokens} tokens (max_model_len is {info.max_model_len})"
+        limit = (
+            f"the cache's {info.num_pages} pages hold {info.max_request_tokens} tokens "
+            f"(max_model_len is {info.max_model_len})"
+        )
     else:
         limit = f"max_model_len is {info.max_model_len} tokens"
     raise ContextLengthError(

@@ -1,0 +1,43 @@
+"""What requests and sessions share: one loaded model with its cache, schedule and limits.
+
+Knows the parts; decides nothing.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from longread.engine.grammar import GrammarCompiler, GrammarState
+from longread.engine.runner import Runner
+from longread.engine.scheduler import Scheduler
+from longread.kv.cache import KVCache
+from longread.spec.engine import EngineInfo, SamplingParams
+from longread.spec.errors import InvalidRequestError
+from longread.spec.state import StateGroup
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """``state``: the storage of ``groups`` by name (spec/state.py), which ``cache`` keeps the books of and ``runner``'s
+    model reads and writes. ``grammars`` None: the checkpoint has no tokenizer.json, so no structured output.
+    """
+
+    info: EngineInfo
+    runner: Runner
+    cache: KVCache
+    scheduler: Scheduler
+    groups: tuple[StateGroup, ...]
+    state: Mapping[str, Tensor]
+    grammars: GrammarCompiler | None
+    snapshot_interval: int
+
+    def grammar(self, params: SamplingParams) -> GrammarState | None:
+        """Compile (or find) the grammar, from any thread. Raises InvalidRequestError."""
+        if params.grammar is None:
+            return None
+        if self.grammars is None:
+            raise InvalidRequestError(
+                "structured output needs the checkpoint's tokenizer.json", param="response_format"
+            )
+        return self.grammars.start(params.grammar, params.grammar_after)
