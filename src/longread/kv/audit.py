@@ -1,37 +1,34 @@
-"""The audit of a prefix cache: recomputes from leases and entries what the pools believe, and lists every difference.
+"""The audit of a prefix cache: recomputes from leases and entries what the pools believe, and yields every difference.
 
 Reads everything, changes nothing. O(pages + published tokens).
 """
 
 from collections import Counter
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
 
-from longread.kv.chain import ID_BYTES
-from longread.kv.index import Entry
+from longread.kv.index import Entry, PrefixIndex
+from longread.kv.lease import Lease
+from longread.kv.pool import PagePool
+from longread.kv.snapshots import SnapshotPool
 from longread.spec.state import PAGE_TOKENS, page_hash
 
-if TYPE_CHECKING:
-    from longread.kv.cache import KVCache
+Leases = Mapping[int, Lease]
 
 
-def audit(cache: "KVCache") -> list[str]:
-    """Differences between what is and what must be, as sentences; empty when all is well."""
-    return [*_pages(cache), *_leases(cache), *_tree(cache), *_shared_pages(cache), *_snapshots(cache)]
-
-
-def _pages(cache: "KVCache") -> Iterator[str]:
+def pages(pool: PagePool, index: PrefixIndex, leases: Leases) -> Iterator[str]:
     """Free + held + cached = all, without overlap; references are the leases'; kept pages are the published ones."""
-    pool = cache.pool
-    references = Counter(page for lease in cache.leases.values() for page in lease.pages)
+    references = Counter(page for lease in leases.values() for page in lease.pages)
     runs = pool.free.runs()
     free = {page for start, end in runs for page in range(start, end)}
-    if len(free) != len(pool.free) or any(a[1] >= b[0] for a, b in zip(runs, runs[1:], strict=False)):
+    if len(free) != len(pool.free) or any(left[1] >= right[0] for left, right in pairwise(runs)):
         yield f"free runs overlap, touch, or miscount: {runs}, counted {len(pool.free)}"
-    if len(pool.free) + pool.held + len(pool.cached) != pool.count or not free <= set(range(pool.count)):
-        yield f"free {len(pool.free)} + held {pool.held} + cached {len(pool.cached)} is not {pool.count}"
+    if len(pool.free) + len(references) + len(pool.cached) != pool.count or pool.held != len(references):
+        yield f"free {len(pool.free)} + held {pool.held} + cached {len(pool.cached)}: {pool.count} pages"
+    if stray := (free | set(references) | set(pool.cached) | set(index.on_page)) - set(range(pool.count)):
+        yield f"pages {sorted(stray)} do not exist"
     for page in range(pool.count):
-        held, cached, published = references[page], page in pool.cached, page in cache.index.on_page
+        held, cached, published = references[page], page in pool.cached, page in index.on_page
         if pool.references[page] != held:
             yield f"page {page}: {pool.references[page]} references, {held} leases"
         if (held > 0) + cached + (page in free) != 1:
@@ -40,78 +37,84 @@ def _pages(cache: "KVCache") -> Iterator[str]:
             yield f"page {page}: published {published}, cached {cached}, free {page in free}"
 
 
-def _leases(cache: "KVCache") -> Iterator[str]:
-    slots = sorted([*cache.free_slots, *cache.leases])
-    if slots != list(range(cache.num_slots)):
-        yield f"slots free + held are {slots}, not 0 .. {cache.num_slots - 1}"
-    for slot, lease in cache.leases.items():
-        whole = lease.position // PAGE_TOKENS
+def slots(free: list[int], count: int, leases: Leases) -> Iterator[str]:
+    """Free + held = all; each lease knows its own slot."""
+    if sorted([*free, *leases]) != list(range(count)):
+        yield f"slots free {free} + held {sorted(leases)} are not 0 .. {count - 1}"
+    for slot, lease in leases.items():
         if lease.slot != slot or lease.closed:
             yield f"lease of slot {slot} says slot {lease.slot}, closed {lease.closed}"
+
+
+def positions(pool: PagePool, leases: Leases, caching: bool) -> Iterator[str]:
+    """Each lease's pages cover its tokens; the ones it may still write to have no other holder."""
+    for slot, lease in leases.items():
+        whole = lease.position // PAGE_TOKENS
         if lease.position > len(lease.pages) * PAGE_TOKENS or len(set(lease.pages)) != len(lease.pages):
             yield f"slot {slot}: {lease.position} tokens on pages {lease.pages}"
-        if cache.enable_prefix_caching and len(lease.hashes) != whole:
+        if caching and len(lease.hashes) != whole:
             yield f"slot {slot}: {len(lease.hashes)} hashes for {whole} full pages"
         for page in lease.pages[whole:]:
-            if cache.pool.references[page] != 1:
-                yield f"slot {slot}: page {page} is still written to and has {cache.pool.references[page]} holders"
+            if pool.references[page] != 1:
+                yield f"slot {slot}: page {page} is written to and has {pool.references[page]} holders"
 
 
-def _tree(cache: "KVCache") -> Iterator[str]:
-    """Each entry is found by its identity, hangs on a published full page, and is listed where it should be."""
-    index = cache.index
-    below = index.subtree(index.root)
-    if len(below) - 1 != len(index.entries):
-        yield f"{len(index.entries)} entries, {len(below) - 1} of them reachable"
-    for entry in below:
+def tree(index: PrefixIndex, rings: bool, caching: bool) -> Iterator[str]:
+    """Each entry is found by its identity, hangs on a published full page, and can be landed on."""
+    reachable = index.subtree(index.root)
+    if len(reachable) - 1 != len(index.entries):
+        yield f"{len(index.entries)} entries, {len(reachable) - 1} of them reachable"
+    if not caching and index.entries:
+        yield f"{len(index.entries)} entries although prefix caching is off"
+    for entry in reachable:
         runs = [child.run for child in entry.children]
         if runs != sorted(set(runs)):
             yield f"children of the entry at {entry.end} are out of order"
-        if entry.parent is None:
-            continue
-        ids = memoryview(entry.run).cast("i")
-        if index.entries.get(entry.key) is not entry or page_hash(entry.parent.key, ids.tolist()) != entry.key:
-            yield f"entry at {entry.end} on page {entry.page} has another identity"
-        if entry not in index.on_page.get(entry.page, ()):
-            yield f"entry at {entry.end} is not listed on its page {entry.page}"
-        if not entry.full and (entry.children or not 0 < entry.length < PAGE_TOKENS):
-            yield f"tail at {entry.end}: {entry.length} tokens, {len(entry.children)} children"
-        if not entry.full and cache.has_rings and entry.snapshot is None:
-            yield f"tail at {entry.end} has no snapshot"
-    if not cache.enable_prefix_caching and index.entries:
-        yield f"{len(index.entries)} entries although prefix caching is off"
+        if entry.parent is not None:
+            yield from _entry(index, entry, entry.parent, rings)
 
 
-def _shared_pages(cache: "KVCache") -> Iterator[str]:
-    """Entries on one page are one lineage; a lease's published rows are where its own tokens say."""
-    if sum(map(len, cache.index.on_page.values())) != len(cache.index.entries):
-        yield "entries are listed on more than one page, or on none"
-    for page, entries in cache.index.on_page.items():
+def _entry(index: PrefixIndex, entry: Entry, parent: Entry, rings: bool) -> Iterator[str]:
+    tokens = memoryview(entry.run).cast("i").tolist()
+    if index.entries.get(entry.key) is not entry or page_hash(parent.key, tokens) != entry.key:
+        yield f"entry at {entry.end} on page {entry.page} has another identity"
+    if not entry.full and (entry.children or not 0 < entry.length < PAGE_TOKENS):
+        yield f"tail at {entry.end}: {entry.length} tokens, {len(entry.children)} children"
+    if not entry.full and rings and entry.snapshot is None:
+        yield f"tail at {entry.end} has no snapshot"
+    if not rings and entry.snapshot is not None:
+        yield f"entry at {entry.end} has a snapshot of nothing"
+
+
+def shared_pages(index: PrefixIndex, leases: Leases) -> Iterator[str]:
+    """Entries on one page are one lineage; what a lease's page publishes is what the lease has there."""
+    listed = [(page, entry) for page, entries in index.on_page.items() for entry in entries]
+    if len(listed) != len(index.entries) or any(entry.page != page for page, entry in listed):
+        yield "entries are listed on another page than theirs, on several, or on none"
+    for page, entries in index.on_page.items():
         lineage = sorted(entries, key=lambda entry: len(entry.run))
-        for shorter, longer in zip(lineage, lineage[1:], strict=False):
-            if (
-                shorter.parent is not longer.parent
-                or not longer.run.startswith(shorter.run)
-                or shorter.run == longer.run
-            ):
-                yield f"page {page} carries entries that are not prefixes of one another, at {shorter.end} and {longer.end}"
-    for lease in cache.leases.values():
+        for shorter, longer in pairwise(lineage):
+            same_place = shorter.parent is longer.parent and shorter.run != longer.run
+            if not (same_place and longer.run.startswith(shorter.run)):
+                yield f"page {page}: the entries at {shorter.end} and {longer.end} are not one lineage"
+    for slot, lease in leases.items():
         for at, page in enumerate(lease.pages):
-            for entry in cache.index.on_page.get(page, ()):
-                own = lease.tokens[at * PAGE_TOKENS : at * PAGE_TOKENS + len(entry.run) // ID_BYTES]
+            for entry in index.on_page.get(page, ()):
+                own = lease.tokens[at * PAGE_TOKENS : at * PAGE_TOKENS + entry.length]
                 if entry.depth != at + 1 or memoryview(entry.run).cast("i").tolist() != own:
-                    yield f"slot {lease.slot}: page {page} publishes other tokens than the lease has there"
+                    yield f"slot {slot}: page {page} publishes other tokens than the lease has there"
 
 
-def _snapshots(cache: "KVCache") -> Iterator[str]:
-    pool = cache.snapshots
+def snapshots(pool: SnapshotPool[Entry], index: PrefixIndex, leases: Leases) -> Iterator[str]:
+    """Free + held = all; entry and row know each other; a rolling snapshot is known to its lease."""
     rows = sorted([*pool.free, *pool.owners, *pool.doomed])
     if rows != list(range(pool.count)):
         yield f"snapshots free + held are {rows}, not 0 .. {pool.count - 1}"
-    owned: dict[int | None, Entry] = {e.snapshot: e for e in cache.index.entries.values() if e.snapshot is not None}
+    owned = {entry.snapshot: entry for entry in index.entries.values() if entry.snapshot is not None}
     if owned != dict(pool.owners):
-        yield f"snapshots owned by entries are {sorted(map(str, owned))}, by the pool {sorted(pool.owners)}"
+        yield f"snapshot rows of entries are {sorted(owned)}, of the pool {sorted(pool.owners)}"
     for entry in owned.values():
-        lease = entry.rolling_of
-        if lease is not None and not any(lease is each and each.rolling is entry for each in cache.leases.values()):
+        if entry.rolling_of is not None and not any(
+            lease is entry.rolling_of and lease.rolling is entry for lease in leases.values()
+        ):
             yield f"snapshot at {entry.end} is the rolling one of a lease that does not know it"

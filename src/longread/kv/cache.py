@@ -1,22 +1,22 @@
 """The prefix cache over a page pool: what a prompt can reuse, who holds which page, what is kept and what is evicted.
 
-Knows pages, slots, snapshot rows and token identity; moves content only through ``StateStore``. It must not know tensors,
-requests or the schedule. Everything runs on the engine's thread.
+Knows pages, slots, snapshot rows and token identity; moves content only through ``StateStore``. It must not know
+tensors, requests or the schedule. Everything runs on the engine's thread.
 
-A *lease* is one running sequence's hold: a slot for life, and its pages. Full pages are published as they are committed; partial
-pages are published as *tails* by ``snapshot``. The page of a tail stays its lease's own and goes on being written behind the
-published rows: rows of closed windows below a position never change, and a reader copies the page.
+Full pages are published as they are committed; partial pages are published as *tails* by ``snapshot``. The page of a
+tail stays its lease's own and goes on being written behind the published rows: rows of closed windows below a
+position never change, and whoever reuses a tail copies the page.
 """
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import lcm
-from typing import Protocol
 
-from longread.kv.audit import audit
+from longread.kv import audit
 from longread.kv.chain import ID_BYTES, TokenChain, common_tokens, encode
 from longread.kv.index import Entry, PrefixIndex
+from longread.kv.lease import Lease, Match, StateStore
 from longread.kv.policy import SNAPSHOT_INTERVAL, next_landing_point, promised_point
 from longread.kv.pool import PagePool
 from longread.kv.snapshots import SnapshotPool
@@ -25,55 +25,6 @@ from longread.spec.state import PAGE_TOKENS, StateGroup, page_hash, pages_for
 
 EVICT_AHEAD = 64  # pages; a prompt that will need them anyway gets neighbours instead of single pages
 WAIT_GAIN = 16  # tokens; waiting for another sequence costs a step, so it must save more than a few tokens
-
-
-class StateStore(Protocol):
-    """Moves content; implemented over tensors, and by a model of the contents in tests."""
-
-    def reset_slot(self, slot: int) -> None:
-        """Fill every ring group of the slot with the group's ``fill``."""
-        ...
-
-    def copy_page(self, source: int, target: int) -> None:
-        """Copy all rows groups, all layers."""
-        ...
-
-    def save_snapshot(self, slot: int, snapshot: int) -> None: ...
-
-    def load_snapshot(self, snapshot: int, slot: int) -> None: ...
-
-    def copy_slot(self, source: int, target: int) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """What a prompt would reuse now: ``cached_tokens`` in all, of them ``full_pages`` whole pages shared in place."""
-
-    cached_tokens: int
-    full_pages: int
-
-
-@dataclass(slots=True, eq=False)
-class Lease:
-    """One running sequence's hold on the cache.
-
-    ``tokens``: all whose state has been computed (reused ones included). ``pages``: what they and the reserved positions lie on;
-    read it fresh each step. ``cached_tokens``: how many were reused when it was opened. ``closed``: it must not be used again.
-    """
-
-    slot: int
-    prompt: TokenChain
-    pages: list[int] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-    cached_tokens: int = 0
-    closed: bool = False
-    hashes: list[bytes] = field(default_factory=list)
-    rolling: Entry | None = None
-
-    @property
-    def position(self) -> int:
-        """Tokens computed so far = position of the next one."""
-        return len(self.tokens)
 
 
 @dataclass(slots=True)
@@ -157,7 +108,7 @@ class KVCache:
     def pending(self, tokens: Sequence[int] | TokenChain, interval: int = SNAPSHOT_INTERVAL) -> bool:
         """Whether a running sequence is about to publish more of this prompt than ``match`` finds now.
 
-        True only while an open lease is still in front of that point of its own prompt, so waiting for it ends with the lease.
+        True only while an open lease is still in front of that point of its own prompt, so waiting ends with the lease.
         """
         if not self.enable_prefix_caching:
             return False
@@ -172,7 +123,11 @@ class KVCache:
         return promised >= WAIT_GAIN and promised - self.match(chain).cached_tokens >= WAIT_GAIN
 
     def next_snapshot_point(self, prompt_length: int, position: int, interval: int = SNAPSHOT_INTERVAL) -> int | None:
-        """Where the prefill chunk that starts at ``position`` must end at the latest, and ``snapshot`` be called; else None."""
+        """Where the prefill chunk that starts at ``position`` must end at the latest, for ``snapshot`` to be called
+        there.
+
+        None: nothing is left to publish by ``snapshot`` before the turn's end.
+        """
         return next_landing_point(prompt_length, position, interval, self.has_rings)
 
     def _find(self, chain: TokenChain, partial: bool) -> _Landing:
@@ -216,10 +171,10 @@ class KVCache:
     # -- leases -------------------------------------------------------------------------------------------------------
 
     def open(self, tokens: Sequence[int] | TokenChain) -> Lease:
-        """Start a sequence with prompt ``tokens``: take a slot, share or copy what is cached, load or reset the ring state.
+        """Start a sequence: take a slot, share or copy what is cached of its prompt, load or reset the ring state.
 
-        The whole pages are shared; a partial page is copied, since the sequence goes on writing to it. Raises CapacityError
-        if no slot is free; want of a page for the copy only makes the landing earlier.
+        The whole pages are shared; a partial page is copied, since the sequence goes on writing to it. Raises
+        CapacityError if no slot is free; want of a page for the copy only makes the landing earlier.
         """
         chain = self.chain(tokens)
         if not self.free_slots:
@@ -250,21 +205,26 @@ class KVCache:
         return lease
 
     def reserve(self, lease: Lease, tokens_total: int) -> None:
-        """Give the lease pages for positions < ``tokens_total``, evicting what was used least recently. CapacityError if impossible."""
+        """Give the lease pages for positions < ``tokens_total``, evicting what was used least recently.
+
+        Raises CapacityError if even that is not enough.
+        """
         missing = pages_for(tokens_total) - len(lease.pages)
         if missing <= 0:
             return
         if missing > self.pool.available:
             raise CapacityError(
-                f"{missing} pages wanted, {self.pool.available} of {self.pool.count} are free or cached: close a sequence first"
+                f"{missing} pages wanted, {self.pool.available} of {self.pool.count} are free or cached: "
+                "close a sequence first"
             )
         room = max(missing, pages_for(len(lease.prompt)) - len(lease.pages))
         lease.pages.extend(self._take(missing, lease.pages[-1] if lease.pages else None, room))
 
     def commit(self, lease: Lease, new_tokens: Sequence[int]) -> None:
-        """Record that the state of these tokens, at the lease's position, has been computed; publish the pages they fill.
+        """Record that the state of these tokens has been computed, at the lease's position; publish the pages they
+        fill.
 
-        A page that is published already under the same identity stays the older one for others; this lease keeps its own.
+        Where a page of the same identity is published already, others go on using that one and this lease its own.
         """
         start, stop = lease.position, lease.position + len(new_tokens)
         if stop > len(lease.pages) * PAGE_TOKENS:
@@ -279,9 +239,10 @@ class KVCache:
             self._publish(lease, len(lease.hashes))
 
     def snapshot(self, lease: Lease, *, rolling: bool = False) -> bool:
-        """Publish the lease's present position as a landing point: its partial page, and for ring models the ring state.
+        """Publish the lease's position as a landing point: its partial page, and for ring models the ring state.
 
-        ``rolling``: it replaces the lease's previous rolling one. False: nothing could be published (no row, caching off, no token).
+        ``rolling``: it replaces the lease's previous rolling one. False: nothing could be published (no row, caching
+        off, no token).
         """
         if not self.enable_prefix_caching or not lease.tokens:
             return False
@@ -357,7 +318,15 @@ class KVCache:
 
     def check(self) -> None:
         """Audit everything, O(pages + published tokens). Raises AssertionError that lists each difference."""
-        differences = audit(self)
+        rings, caching = self.has_rings, self.enable_prefix_caching
+        differences = [
+            *audit.pages(self.pool, self.index, self.leases),
+            *audit.slots(self.free_slots, self.num_slots, self.leases),
+            *audit.positions(self.pool, self.leases, caching),
+            *audit.tree(self.index, rings, caching),
+            *audit.shared_pages(self.index, self.leases),
+            *audit.snapshots(self.snapshots, self.index, self.leases),
+        ]
         if differences:
             raise AssertionError("prefix cache audit:\n" + "\n".join(differences))
 
@@ -419,8 +388,9 @@ class KVCache:
     def _evict_page(self) -> None:
         page = self.pool.oldest(self.index.is_leaf)
         if page is None:
-            # Every cached page has published children, all of them on held pages: a lease computed its own copy of a
-            # published prefix and went on. The deepest goes, and what hangs on it is unpublished (its lease republishes).
+            # Every cached page has published children, at last on held pages: a lease computed its own copy of a
+            # published prefix and went on. The deepest goes; what hangs on it is unpublished, until its lease
+            # republishes it.
             page = max(self.pool.cached, key=lambda p: (self.index.on_page[p][0].depth, p))
         for entry in list(self.index.on_page[page]):
             for each in self.index.subtree(entry):
@@ -461,20 +431,19 @@ class KVCache:
             parent = self._add(lease.hashes[page], parent, run, lease.pages[page])
 
     def _publish_tail(self, lease: Lease, parent: Entry, run: bytes) -> None:
-        """Publish a partial page of a model without rings, where the longest tail of a lineage serves all shorter ones."""
+        """Publish a partial page of a model without rings, unless a longer one of the same lineage is there."""
         closest, common = self.index.closest(parent, run)
-        if closest is not None and common * ID_BYTES == len(run):
-            return
-        self._add(
-            page_hash(parent.key, lease.tokens[-(len(run) // ID_BYTES) :]), parent, run, lease.pages[parent.depth]
-        )
-        for shorter in list(self.index.prefixes(parent, run)):
-            self._remove(shorter)
+        if closest is None or common * ID_BYTES < len(run):
+            key = page_hash(parent.key, lease.tokens[parent.depth * PAGE_TOKENS :])
+            self._add(key, parent, run, lease.pages[parent.depth])
 
     def _add(self, key: bytes, parent: Entry, run: bytes, page: int) -> Entry:
         entry, bare = self.index.add(key, parent, run, page)
         for each in bare:
             self._free_if_cached(each)
+        if not self.has_rings:  # the longest tail of a lineage serves all shorter ones
+            for shorter in list(self.index.prefixes(parent, run)):
+                self._remove(shorter)
         return entry
 
     def _drop_rolling(self, lease: Lease) -> None:

@@ -53,7 +53,7 @@ def encode(tokens: Sequence[int]) -> bytes:
 
 
 def common_tokens(a: bytes, b: bytes) -> int:
-    """Length in tokens of the longest common prefix of two encoded runs; the cost follows the answer, not the inputs."""
+    """Length in tokens of the longest common prefix of two encoded runs; the cost follows the answer."""
     limit = min(len(a), len(b)) // ID_BYTES
     done, step = 0, PAGE_TOKENS
     while done < limit:

@@ -1,10 +1,10 @@
 """The prefix index: which token runs are published, on which page, and what they hang on.
 
-Knows identities (chained hashes), token runs and page numbers; not who holds a page, and not where snapshots are stored.
+Knows identities (chained hashes), token runs and page numbers; not who holds a page, and not what a snapshot row is.
 
-An entry is a full page or a *tail* (a shorter run after a full page: a prompt or turn that ended inside a page). Entries form a
-tree under the root. Several entries may live on one page: a full page and tails that are prefixes of it. Since rows below a
-run's length depend on nothing behind it, a tail always lives on the page of a longer sibling where there is one.
+An entry is a full page or a *tail* (a shorter run after a full page: a prompt or turn that ended inside a page).
+Entries form a tree under the root. Several entries may live on one page: a full page and tails that are prefixes of
+it. Rows below a run's length depend on nothing behind it, so a tail can live on the page of any longer sibling.
 """
 
 from bisect import bisect_left, bisect_right
@@ -15,7 +15,7 @@ from longread.spec.state import PAGE_TOKENS
 
 
 class Entry:
-    """A published run of at most PAGE_TOKENS tokens after ``parent``. Identity is the object; ``key`` its chained hash."""
+    """A published run of at most PAGE_TOKENS tokens after ``parent``; ``key`` is its chained hash."""
 
     __slots__ = ("children", "depth", "key", "page", "parent", "rolling_of", "run", "snapshot")
 
@@ -61,15 +61,17 @@ class PrefixIndex:
     def add(self, key: bytes, parent: Entry, run: bytes, page: int) -> tuple[Entry, list[int]]:
         """Publish a new run, and say which pages have lost their last entry by it.
 
-        The entry goes to the page of a longer sibling if there is one, else to ``page``; shorter siblings that are prefixes of
-        the run move to the same page, so that one lineage never occupies two.
+        The entry goes to the page of a longer sibling if there is one, else to ``page``. A page that carries nothing
+        but prefixes of the run is emptied into the same page, so that one lineage does not go on occupying two.
         """
         at = bisect_left(parent.children, run, key=_run)
         if at < len(parent.children) and parent.children[at].run.startswith(run):
             page = parent.children[at].page
         entry = Entry(key, parent, run, page)
         bare = [
-            old for shorter in self.prefixes(parent, run) if (old := shorter.page) != page and self._move(shorter, page)
+            old
+            for shorter in self.prefixes(parent, run)
+            if (old := shorter.page) != page and self._carries_only(old, run) and self._move(shorter, page)
         ]
         parent.children.insert(at, entry)
         self.entries[key] = entry
@@ -127,6 +129,9 @@ class PrefixIndex:
         entry.page = page
         self.on_page.setdefault(page, []).append(entry)
         return bare
+
+    def _carries_only(self, page: int, run: bytes) -> bool:
+        return all(run.startswith(entry.run) for entry in self.on_page[page])
 
     def _leave(self, entry: Entry) -> bool:
         others = self.on_page[entry.page]

@@ -1,14 +1,14 @@
 """The naive cache: an oracle for the prefix cache, small enough to be believed.
 
-It stores every published prefix as a plain tuple of tokens, forgets nothing by itself, and answers what could be reused under the
-same landing rules. The real cache may find less (it evicts), never more. Tests only; quadratic on purpose.
+It stores every published prefix as a plain tuple of tokens, forgets nothing by itself, and answers what could be reused
+under the same landing rules. The real cache may find less (it evicts), never more. Quadratic on purpose.
 """
 
 from collections.abc import Sequence
 
 
 class NaiveCache:
-    """``rings``: reuse lands only on published positions. Otherwise anywhere that is a multiple of ``grain`` inside the last page."""
+    """``rings``: reuse lands only on published positions; otherwise anywhere, cut to ``grain`` tokens inside a page."""
 
     def __init__(self, rings: bool, grain: int = 1, page_tokens: int = 256):
         self.rings = rings

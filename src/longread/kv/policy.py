@@ -11,9 +11,9 @@ SNAPSHOT_MIN_PROMPT = PAGE_TOKENS  # a shorter prompt is recomputed faster than 
 def _landing_points(prompt_length: int, interval: int, rings: bool) -> Iterator[int]:
     """Positions of a prompt at which the engine calls ``snapshot``; unordered, possibly repeated or <= 0.
 
-    With ring groups: one token before the end (the same prompt again costs one token), the last page end before that, the one two
-    pages further back (the same document under another question), and each ``interval``. Without: the prompt's end, for its
-    partial page.
+    With ring groups: one token before the end (the same prompt again costs one token), the last page end before that,
+    the one two pages further back (the same document under another question), and each ``interval``. Without: the
+    prompt's end, for its partial page.
     """
     if not rings:
         yield prompt_length
@@ -30,7 +30,7 @@ def next_landing_point(prompt_length: int, position: int, interval: int, rings: 
 
 
 def promised_point(prompt_length: int, position: int, limit: int, interval: int, rings: bool) -> int:
-    """The last point up to ``limit`` that a sequence at ``position`` of its prompt is still going to publish; 0 if none.
+    """The last point up to ``limit`` that a sequence at ``position`` of its prompt will still publish; 0 if none.
 
     Without ring groups every page end is published as it is computed.
     """

@@ -1,7 +1,7 @@
 """The page pool: which page is free, held by running sequences, or cached, and which cached page goes first.
 
-Knows page numbers, reference counts and the order of last use. It does not know what a page contains: the cache says whether a
-released page is worth keeping, and which cached pages may be evicted (nothing published depends on them).
+Knows page numbers, reference counts and the order of last use. It does not know what a page contains: the cache says
+whether a released page is worth keeping, and which cached pages may be evicted (nothing published depends on them).
 """
 
 import heapq

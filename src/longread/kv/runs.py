@@ -38,10 +38,12 @@ class FreeRuns:
         self._put(start, end)
 
     def take(self, wanted: int, after: int | None, room: int) -> list[int]:
-        """``wanted`` numbers (there must be as many): the ones behind ``after`` while they are free, then the longest runs.
+        """``wanted`` numbers (there must be as many): those behind ``after`` while they are free, then the longest
+        runs.
 
-        ``room`` is how many the taker expects to want in all, this call included. A new place is chosen in the middle of a long
-        run, not at its start: the number before a run usually belongs to a sequence that still grows into it.
+        ``room`` is how many the taker expects to want in all, this call included. A new place is chosen in the middle
+        of a long run, not at its start: the number before a run usually belongs to a sequence that still grows into
+        it.
         """
         taken: list[int] = []
         while len(taken) < wanted:

@@ -1,6 +1,6 @@
 """The snapshot pool: rows that each hold the whole ring state of one position of one token sequence.
 
-Knows row numbers, the order of last use, and an opaque owner a row. Losing a row makes a later prompt miss, nothing else.
+Knows row numbers, the order of last use, and an opaque owner a row. Losing a row makes a later prompt miss, no more.
 """
 
 from collections import OrderedDict

@@ -13,9 +13,10 @@ from longread.spec.state import StateGroup
 
 
 class StateTensors:
-    """Implements ``StateStore``. ``views[name]``: rows [layers, pages, rows_per_page, width], ring [layers, slots, ring_rows, width].
+    """Implements ``StateStore``.
 
-    ``dtype`` is what a group of dtype "model" is stored in. Snapshots: ring shape with ``num_snapshots`` for slots.
+    ``views[name]``: rows [layers, pages, rows_per_page, width], ring [layers, slots, ring_rows, width]. ``dtype`` is
+    what a group of dtype "model" is stored in. Snapshots: ring shape with ``num_snapshots`` for slots.
     """
 
     def __init__(
@@ -70,8 +71,8 @@ class StateTensors:
 def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros. On the CPU untouched pages cost no resident memory.
 
-    An anonymous mapping is zero without being written, where torch.zeros writes every byte and a small torch.empty hands out old
-    heap memory, whose NaN would survive a masked product in a reader.
+    An anonymous mapping is zero without being written, where torch.zeros writes every byte and a small torch.empty
+    hands out old heap memory, whose NaN would survive a masked product in a reader.
     """
     size = dtype.itemsize
     for n in shape:
