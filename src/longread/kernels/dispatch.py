@@ -1,0 +1,39 @@
+"""The one table of kernels: reference function x device type -> implementation with the same signature.
+
+The reference is the CPU backend unless a faster one stands in the table. Nothing falls back silently: a device without
+an entry is refused.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from longread.kernels.mla import ref as mla
+from longread.kernels.moe import ref as moe
+from longread.kernels.norm import ref as norm
+from longread.kernels.rope import ref as rope
+from longread.kernels.router import ref as router
+from longread.spec.errors import ConfigError
+
+Op = TypeVar("Op", bound=Callable[..., Any])
+
+TABLE: Mapping[Callable[..., Any], Mapping[str, Callable[..., Any]]] = {
+    norm.rms_norm: {"cpu": norm.rms_norm},
+    rope.apply_interleaved: {"cpu": rope.apply_interleaved},
+    router.router_logits: {"cpu": router.router_logits},
+    router.route: {"cpu": router.route},
+    router.route_hash: {"cpu": router.route_hash},
+    moe.mlp: {"cpu": moe.mlp},
+    moe.experts: {"cpu": moe.experts},
+    mla.write: {"cpu": mla.write},
+    mla.attend: {"cpu": mla.attend},
+}
+
+
+def kernel(reference: Op, device: str) -> Op:
+    """The implementation of ``reference`` for a torch device type. Raises ConfigError where there is none."""
+    row = TABLE[reference]
+    if device not in row:
+        name = f"{reference.__module__}.{reference.__name__}"
+        raise ConfigError(f"{name} has no implementation for device {device!r}; it runs on {', '.join(row)}")
+    chosen: Op = row[device]  # type: ignore[assignment]  # the table pairs functions of one signature
+    return chosen
