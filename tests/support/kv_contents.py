@@ -1,0 +1,94 @@
+"""A StateStore that models contents: each row and ring holds a digest of exactly the token prefix it was computed from.
+
+Torch-free. ``expected_*`` say what must be there for a token sequence, so a wrong hit shows as a differing digest.
+"""
+
+from collections.abc import Sequence
+
+from longread.spec.state import PAGE_TOKENS, StateGroup
+
+ROWS_ONLY = (StateGroup("latent", "rows", (0, 1), 4),)
+WITH_RINGS = (
+    StateGroup("csa", "rows", (0,), 4, tokens_per_row=4),
+    StateGroup("hca", "rows", (1,), 4, tokens_per_row=128),
+    StateGroup("window", "ring", (0, 1), 4, ring_rows=128),
+)
+FRESH = -1  # what a reset ring holds
+GARBAGE = -2
+
+
+def digests(tokens: Sequence[int]) -> list[int]:
+    """digests(t)[n] identifies the first n tokens; [0] is the fresh state."""
+    out, value = [FRESH], 0x9E3779B97F4A7C15
+    for token in tokens:
+        value = ((value ^ (token + 1)) * 0x100000001B3 + 0x1234567) & (2**61 - 1)
+        out.append(value)
+    return out
+
+
+class Contents:
+    """Pages, slots and snapshots as digests. ``fail`` names one that raises."""
+
+    def __init__(self, groups: Sequence[StateGroup], num_pages: int, num_slots: int, num_snapshots: int):
+        self.grains = [group.tokens_per_row for group in groups if group.kind == "rows"]
+        self.rings = any(group.kind == "ring" for group in groups)
+        self.pages = [[[GARBAGE] * (PAGE_TOKENS // grain) for grain in self.grains] for _ in range(num_pages)]
+        self.slots = [GARBAGE] * num_slots
+        self.saved = [GARBAGE] * num_snapshots
+        self.fail: str | None = None
+
+    def _enter(self, name: str) -> None:
+        if self.fail == name:
+            raise OSError(f"{name} failed")
+
+    def reset_slot(self, slot: int) -> None:
+        self._enter("reset_slot")
+        self.slots[slot] = FRESH
+
+    def copy_page(self, source: int, target: int) -> None:
+        self._enter("copy_page")
+        self.pages[target] = [list(rows) for rows in self.pages[source]]
+
+    def save_snapshot(self, slot: int, snapshot: int) -> None:
+        self._enter("save_snapshot")
+        self.saved[snapshot] = self.slots[slot]
+
+    def load_snapshot(self, snapshot: int, slot: int) -> None:
+        self._enter("load_snapshot")
+        self.slots[slot] = self.saved[snapshot]
+
+    def copy_slot(self, source: int, target: int) -> None:
+        self._enter("copy_slot")
+        self.slots[target] = self.slots[source]
+
+    def compute(self, pages: Sequence[int], slot: int, tokens: Sequence[int], start: int) -> None:
+        """What a forward pass over tokens[start:] writes: the rows whose window closes, and the ring."""
+        known = digests(tokens)
+        if self.rings and self.slots[slot] != known[start]:
+            raise AssertionError(f"the ring of slot {slot} is not the state at {start}")
+        for grain, of_page in ((grain, i) for i, grain in enumerate(self.grains)):
+            for row in range(start // grain, len(tokens) // grain):
+                end = (row + 1) * grain
+                page = self.pages[pages[row * grain // PAGE_TOKENS]]
+                page[of_page][row % (PAGE_TOKENS // grain)] = known[end]
+        self.slots[slot] = known[-1]
+
+    def spoil(self, pages: Sequence[int], position: int) -> None:
+        """What a failed step may leave: any row that closes behind ``position``, on the pages that were reserved."""
+        for i, grain in enumerate(self.grains):
+            for row in range(position // grain, len(pages) * PAGE_TOKENS // grain):
+                self.pages[pages[row * grain // PAGE_TOKENS]][i][row % (PAGE_TOKENS // grain)] = GARBAGE
+
+    def differences(self, pages: Sequence[int], tokens: Sequence[int], known: list[int], first: int = 0) -> list[str]:
+        """Rows of tokens[first page * 256:] on ``pages`` that do not hold what was computed from exactly that
+        prefix."""
+        wrong = []
+        for i, grain in enumerate(self.grains):
+            rows_per_page = PAGE_TOKENS // grain
+            for at, page in enumerate(pages):
+                low = (first + at) * rows_per_page
+                high = min(low + rows_per_page, len(tokens) // grain)
+                want = known[(low + 1) * grain : high * grain + 1 : grain]
+                if high > low and self.pages[page][i][: high - low] != want:
+                    wrong.append(f"page {page}, rows of {grain} tokens, from token {low * grain}")
+        return wrong
