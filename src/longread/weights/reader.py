@@ -31,6 +31,7 @@ from longread.kernels.quant import ref as quant
 from longread.spec.config_json import read_config
 from longread.spec.errors import (
     CheckpointPathError,
+    ConfigError,
     DuplicateTensorError,
     IndexMismatchError,
     MissingShardError,
@@ -47,6 +48,7 @@ from longread.weights.safetensors import INDEX_NAME, TORCH_DTYPES, Shard, Stored
 
 Progress = Callable[[int, int], None]  # (bytes read, bytes to read)
 CHECKED_BYTES = 4 << 20
+FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 _PLAIN = ("bfloat16", "float16", "float32")
 _SCALES = ("float32", "float8_e8m0")
 _NUMBERED = re.compile(r"-(\d+)-of-(\d+)\.safetensors$")
@@ -124,8 +126,11 @@ class Checkpoint:
         """The backbone's weights by native name, dequantised to ``dtype``; no scales, no MTP.
 
         int64 tables keep their type; router biases, sinks, ``ape`` and ``hc_*`` are float32. Tensors may be views into
-        the mapped files. ``progress`` is called after each tensor. Raises as ``validate``, and NonFiniteTensorError.
+        the mapped files. ``progress`` is called after each tensor. Raises as ``validate``, NonFiniteTensorError, and
+        ConfigError for another ``dtype``.
         """
+        if dtype not in FLOATS:
+            raise ConfigError(f"weights cannot be loaded as {dtype}; choose bfloat16, float16 or float32")
         self.validate(spec)
         self._log_skipped(spec)
         wanted = [t for t in inventory(spec) if not is_drafter(t.name, spec)]
