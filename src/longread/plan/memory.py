@@ -6,7 +6,6 @@ snapshots. Upper bounds: the workspace of one step, and logits. Knows no machine
 
 from dataclasses import dataclass, fields
 
-from longread.spec.inventory import inventory
 from longread.spec.model import ModelSpec
 from longread.spec.state import state_groups
 
@@ -57,7 +56,7 @@ def memory_plan(
 ) -> MemoryPlan:
     """The plan for pools of these sizes. With i = bytes of ``dtype``, N = max_num_batched_tokens:
 
-    weights       weight_bytes (``loaded_weight_bytes``)
+    weights       weight_bytes (``spec.loaded.loaded_bytes``)
     kv_pages      num_pages * sum over row groups of layers * rows a page * width * i
     kv_slots      num_slots * sum over ring groups of layers * ring rows * width * (i, or 4 for float32 groups)
     kv_snapshots  the same for num_snapshots
@@ -74,21 +73,6 @@ def memory_plan(
         logits=3 * num_slots * spec.vocab * 4,
         runtime=RUNTIME_BYTES,
     )
-
-
-def loaded_weight_bytes(spec: ModelSpec, dtype: str) -> int:
-    """Bytes of the weights as they run: dequantised to ``dtype``, without scales and drafter.
-
-    What the checkpoint keeps in float32 (router bias, sinks, hyper-connections) and int64 (hash tables) stays so.
-    """
-    total = 0
-    for tensor in inventory(spec):
-        if tensor.part == "mtp" or tensor.scale_of is not None:
-            continue
-        kept = {"int64": 8, "float32": 4}.get(tensor.dtype) if spec.torch_dtype != tensor.dtype else None
-        unpacked = 2 if tensor.dtype == "int8" else 1  # two FP4 numbers a byte
-        total += tensor.elements * unpacked * (kept or ITEMSIZE[dtype])
-    return total
 
 
 def page_bytes(spec: ModelSpec, dtype: str) -> int:

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from longread.plan.machine import Machine
-from longread.plan.memory import MemoryPlan, loaded_weight_bytes, memory_plan, page_bytes, slot_bytes
+from longread.plan.memory import MemoryPlan, memory_plan, page_bytes, slot_bytes
 from longread.spec.config import Choice, ComputeDtype, EngineOptions, ResolvedConfig
 from longread.spec.config_json import require_runnable
 from longread.spec.errors import ConfigError
+from longread.spec.loaded import loaded_bytes
 from longread.spec.model import ModelSpec
 from longread.spec.state import PAGE_TOKENS, pages_for
 
@@ -42,7 +43,7 @@ def resolve(options: EngineOptions, spec: ModelSpec, machine: Machine) -> Resolv
     choices = _Choices()
     dtype = _dtype(options, spec, choices)
     seqs, batched = _batch(options, choices)
-    weights = loaded_weight_bytes(spec, dtype)
+    weights = loaded_bytes(spec, dtype)
 
     def plan(pools: _Pools) -> MemoryPlan:
         return memory_plan(
