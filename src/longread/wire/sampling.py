@@ -1,7 +1,7 @@
 """From request fields to ``SamplingParams``: pure, and complete (a field that is accepted is honoured).
 
-Defaults are OpenAI's and vLLM's: temperature 1, top_p 1, everything else off. What stays with the caller because it needs
-text, not ids: stop strings, include_stop_str_in_output, skip_special_tokens, n, stream.
+Defaults are OpenAI's and vLLM's: temperature 1, top_p 1, everything else off. What stays with the caller because it
+needs text, not ids: stop strings, include_stop_str_in_output, skip_special_tokens, n, stream.
 """
 
 import orjson
@@ -14,7 +14,7 @@ from longread.wire.types import ChatRequest, CompletionRequest, GenerateFields
 def to_sampling(
     request: ChatRequest | CompletionRequest, *, grammar_after: int | None = None, choice: int = 0
 ) -> SamplingParams:
-    """Sampling of one of the ``n`` choices. ``choice`` is added to the seed, so that n seeded answers differ and repeat.
+    """Sampling of one of the ``n`` choices; ``choice`` is added to the seed, so that seeded answers differ and repeat.
 
     ``grammar_after``: the id of ``</think>`` where the answer starts with reasoning, which no grammar constrains.
     Raises InvalidRequestError where a schema given as text is not JSON.

@@ -1,0 +1,170 @@
+"""Text to token ids and back, over a checkpoint's ``tokenizer.json``.
+
+Two views of one vocabulary: with the added tokens (markup in the text becomes special tokens) and without (the same text
+is plain text). Everything a person wrote goes through the second. Knows files and ids; knows no roles or templates.
+Encoding releases the interpreter lock, so long prompts may be encoded in a thread.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+from tokenizers import Tokenizer as RawTokenizer
+
+from longread.spec.errors import CheckpointError
+from longread.wire.encoding.pieces import Piece
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """``neutralised``: how many special-token texts stood in plain text and were kept as plain text."""
+
+    ids: list[int]
+    neutralised: int
+
+
+def _byte_of_char() -> dict[str, int]:
+    """GPT-2's byte alphabet: printable bytes stand for themselves, the other 68 for the characters from U+0100 on."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    rest = [b for b in range(256) if b not in plain]
+    return {chr(b): b for b in plain} | {chr(0x100 + i): b for i, b in enumerate(rest)}
+
+
+_BYTES: Mapping[str, int] = _byte_of_char()
+
+
+def _alternation(words: Iterable[str]) -> str:
+    """A pattern that matches any of the words, longest first, sharing prefixes: it is run over whole documents, where a
+    flat alternation of a thousand markers costs a thousand comparisons at each '<'.
+    """
+    heads: dict[str, list[str]] = {}
+    ends = False
+    for word in words:
+        if word:
+            heads.setdefault(word[0], []).append(word[1:])
+        else:
+            ends = True
+    if not heads:
+        return ""
+    body = "|".join(re.escape(head) + _alternation(tails) for head, tails in sorted(heads.items()))
+    return f"(?:{body})?" if ends else f"(?:{body})"
+
+
+class Tokenizer:
+    """One checkpoint's tokenizer. Thread-safe: nothing changes after construction."""
+
+    def __init__(self, document: bytes, *, bos_id: int, eos_id: int):
+        parsed = orjson.loads(document)
+        if parsed["model"]["type"] != "BPE" or parsed["model"].get("byte_fallback"):
+            raise CheckpointError(
+                f"tokenizer.json: model type {parsed['model']['type']!r} is not supported; DeepSeek's are byte-level BPE"
+            )
+        added = parsed["added_tokens"]
+        self._marked = RawTokenizer.from_str(document.decode())
+        self._plain = RawTokenizer.from_str(orjson.dumps(parsed | {"added_tokens": []}).decode())
+        self._markup = {token["content"]: int(token["id"]) for token in added}
+        self._contents = {i: content for content, i in self._markup.items()}
+        self._hidden = frozenset(int(token["id"]) for token in added if token["special"])
+        pattern = _alternation(self._markup)
+        self._quoted = re.compile(pattern) if pattern else None
+        self.vocab_size = self._marked.get_vocab_size(with_added_tokens=True)
+        self.bos_id = bos_id
+        self.eos_id = eos_id
+
+    @classmethod
+    def open(cls, checkpoint: Path, *, bos_id: int, eos_id: int) -> "Tokenizer":
+        """Read ``tokenizer.json`` of a checkpoint folder; the ids come from its ModelSpec.
+
+        Raises CheckpointError: no such file, not a byte-level BPE, or a ``tokenizer_config.json`` whose bos or eos token
+        has another id than the model's config.
+        """
+        path = checkpoint / "tokenizer.json"
+        try:
+            document = path.read_bytes()
+        except FileNotFoundError:
+            raise CheckpointError(f"{path}: not found; copy the release's tokenizer.json into the checkpoint") from None
+        try:
+            tokenizer = cls(document, bos_id=bos_id, eos_id=eos_id)
+        except (orjson.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+            raise CheckpointError(f"{path}: not a tokenizer.json: {error!r}") from error
+        config = checkpoint / "tokenizer_config.json"
+        if config.exists():
+            tokenizer._agree(config)
+        return tokenizer
+
+    def _agree(self, path: Path) -> None:
+        config = orjson.loads(path.read_bytes())
+        for key, expected in (("bos_token", self.bos_id), ("eos_token", self.eos_id)):
+            entry = config.get(key)
+            content = entry["content"] if isinstance(entry, dict) else entry
+            if content is not None and self.id_of(content) != expected:
+                raise CheckpointError(
+                    f"{path}: {key} {content!r} has id {self.id_of(content)}, but config.json says {expected}"
+                )
+
+    def has(self, markup: str) -> bool:
+        return markup in self._markup
+
+    def id_of(self, token: str) -> int | None:
+        """The id of an added token or of a vocabulary entry; None where there is none."""
+        return self._marked.token_to_id(token)
+
+    def encode(self, text: str, *, special: bool = False) -> list[int]:
+        """Ids of a text, without BOS. ``special``: markup inside the text becomes special tokens."""
+        return list((self._marked if special else self._plain).encode(text, add_special_tokens=False).ids)
+
+    def encode_prompt(self, pieces: Sequence[Piece]) -> EncodedPrompt:
+        """Ids of a rendered prompt. Markup that this vocabulary lacks (``<think>`` in V3) is written as plain text."""
+        ids: list[int] = []
+        pending: list[str] = []
+        neutralised = 0
+
+        def flush() -> None:
+            if pending:
+                ids.extend(self._plain.encode("".join(pending), add_special_tokens=False).ids)
+                pending.clear()
+
+        for piece in pieces:
+            token = self._markup.get(piece.text) if piece.markup else None
+            if token is None:
+                pending.append(piece.text)
+                if not piece.markup:
+                    neutralised += self.count_markup(piece.text)
+            else:
+                flush()
+                ids.append(token)
+        flush()
+        return EncodedPrompt(ids, neutralised)
+
+    def count_markup(self, text: str) -> int:
+        """How many special-token texts a text quotes."""
+        return sum(1 for _ in self._quoted.finditer(text)) if self._quoted else 0
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """The text of whole ids; bytes that are no UTF-8 become U+FFFD."""
+        return b"".join(self.token_bytes(i, skip_special=skip_special) for i in ids).decode(errors="replace")
+
+    def token_bytes(self, token_id: int, *, skip_special: bool = False) -> bytes:
+        """The bytes that a token adds to the text. ``skip_special``: none for BOS, EOS, padding and the like; turn,
+        reasoning and tool markers are not among them (``special`` is false in DeepSeek's files) and stay visible.
+        An id outside the vocabulary (a padded embedding row) has no bytes.
+        """
+        content = self._contents.get(token_id)
+        if content is not None:
+            return b"" if skip_special and token_id in self._hidden else content.encode()
+        token = self._marked.id_to_token(token_id)
+        if token is None:
+            return b""
+        if all(char in _BYTES for char in token):
+            return bytes(map(_BYTES.__getitem__, token))
+        return token.encode()
+
+    def token_text(self, token_id: int) -> str:
+        """One token for people and logprobs; a piece of a character shows as U+FFFD."""
+        return self.token_bytes(token_id).decode(errors="replace")
+
+    def vocabulary(self) -> list[bytes]:
+        """The bytes of every id from 0 to ``vocab_size`` - 1, as a grammar library wants them."""
+        return [self.token_bytes(i) for i in range(self.vocab_size)]
