@@ -1,13 +1,12 @@
-"""Reads a request body within the size limit and turns it into JSON.
+"""Reads a request body within the size limit, and moves long work off the loop.
 
-Knows: ASGI bodies, orjson. Must not know: what the fields mean.
+Knows: ASGI bodies, threads. Must not know: what is in a body.
 """
 
 import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
-import orjson
 from starlette.requests import Request
 
 from longread.spec.errors import InvalidRequestError, PayloadTooLargeError
@@ -34,17 +33,6 @@ async def read_body(request: Request, limit: int) -> bytes:
             raise _too_large(size, limit)
         chunks.append(chunk)
     return b"".join(chunks)
-
-
-def decode_json(body: bytes) -> dict[str, object]:
-    """Strict JSON: no NaN, no invalid UTF-8, bounded nesting. Raises InvalidRequestError."""
-    try:
-        value = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise InvalidRequestError(f"the body is not valid JSON: {error}", code="invalid_json") from error
-    if not isinstance(value, dict):
-        raise InvalidRequestError(f"the body must be a JSON object, not {type(value).__name__}", code="invalid_json")
-    return value
 
 
 async def offload(size: int, call: Callable[[], Result]) -> Result:

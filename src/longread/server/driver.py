@@ -184,7 +184,7 @@ class EngineDriver:
             self._drop(request_id, "cancelled")
 
     async def close(self, drain_seconds: float = 0.0) -> None:
-        """Refuse new requests, let the others finish for ``drain_seconds``, end the rest with an error, end the thread."""
+        """Refuse new requests, give the others ``drain_seconds``, fail the rest, end the thread."""
         if self.state == "ready":
             self.state = "closing"
             if self._live and drain_seconds > 0:

@@ -12,15 +12,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from longread.spec.errors import EngineFailedError, OverloadedError, RequestError
+from longread.wire.responses import error_body
 
 logger = logging.getLogger("longread.server")
 
 RETRY_AFTER_SECONDS = 1
-
-
-def error_body(error: RequestError) -> dict[str, object]:
-    """The JSON object of an error, also what an error inside a stream carries."""
-    return {"error": {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}}
 
 
 def error_response(error: RequestError) -> Response:
@@ -55,6 +51,11 @@ async def on_http_error(request: Request, error: Exception) -> Response:
         }
     }
     return json_response(body, status=error.status_code, headers=dict(error.headers or {}))
+
+
+async def on_disconnect(request: Request, error: Exception) -> Response:
+    """Nobody reads this answer; the status (nginx's "client closed request") is for the metrics."""
+    return Response(status_code=499)
 
 
 async def on_crash(request: Request, error: Exception) -> Response:

@@ -65,7 +65,7 @@ class FakeEngine:
         max_num_seqs: int = 64,
         vocab: int = 129280,
         eos_id: int = 1,
-        token_range: tuple[int, int] = (300, 2000),
+        token_range: tuple[int, int] = (300, 1400),
         fail_at_step: int | None = None,
         fail_requests: frozenset[int] = frozenset(),
         gate: threading.Semaphore | None = None,

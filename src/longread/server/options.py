@@ -29,7 +29,6 @@ class ServerOptions:
     max_body_bytes: int = 64 * MEBIBYTE
     shutdown_timeout: float = 10.0
     allowed_origins: tuple[str, ...] = ()
-    chat_encoding: str | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:

@@ -1,0 +1,46 @@
+"""``longread bench``: measure this machine."""
+
+import argparse
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from longread.cli.parser import Parser, count
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+
+def add_parser(commands: "_SubParsersAction[Parser]", name: str) -> None:
+    parser = commands.add_parser(name, help="measure", description="Measure on this machine and keep the evidence.")
+    kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True, title="kinds")
+    cpu = kinds.add_parser(
+        "cpu",
+        help="prefill and decode on the CPU, against transformers",
+        description="Prefill and decode on the CPU, against transformers' generate on the same checkpoints.",
+    )
+    cpu.add_argument(
+        "checkpoints", type=Path, nargs="*", metavar="CHECKPOINT", help="default: fresh v3 and v4-flash fixtures"
+    )
+    cpu.add_argument("--context", type=count, default=8192, help="tokens of the prefill prompt")
+    cpu.add_argument("--decode-context", type=count, default=512, help="tokens of each decode prompt")
+    cpu.add_argument("--new-tokens", type=count, default=64, help="tokens decoded")
+    cpu.add_argument("--rounds", type=count, default=3, help="how often the engines take turns")
+    cpu.add_argument("--output", type=Path, metavar="FILE", help="write the result as JSON")
+    cpu.set_defaults(run=run_cpu, parser=cpu)
+
+
+def run_cpu(args: argparse.Namespace) -> int:
+    from longread.measure import cpu  # starts torch workers
+    from longread.weights.fixture import write_fixture
+
+    settings = cpu.Settings(args.context, args.decode_context, args.new_tokens, args.rounds)
+    if args.checkpoints:
+        cpu.run(args.checkpoints, settings, args.output)
+        return 0
+    with tempfile.TemporaryDirectory(prefix="longread-bench-") as folder:
+        paths = [Path(folder) / kind for kind in ("v3", "v4-flash")]
+        for path in paths:
+            write_fixture(path, path.name)
+        cpu.run(paths, settings, args.output)
+    return 0

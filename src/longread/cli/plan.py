@@ -1,0 +1,122 @@
+"""``longread plan``: what a checkpoint or a public release is, and what it takes on this machine."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from longread.cli.parser import Parser
+from longread.spec.errors import LongreadError
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+    from longread.plan.resolve import ResolvedConfig
+    from longread.spec.model import ModelSpec
+
+ENGINE_FLAGS = (
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "kv_cache_memory_bytes",
+    "num_gpu_blocks_override",
+    "dtype",
+)
+
+
+def add_parser(commands: "_SubParsersAction[Parser]", name: str) -> None:
+    parser = commands.add_parser(
+        name,
+        help="say what a model is and what it takes here",
+        description="Say what a model is (parameters, bytes on disk, cache bytes a token) and how its memory would be "
+        "laid out on this machine. Reads config.json only.",
+    )
+    parser.add_argument(
+        "model", metavar="CHECKPOINT|RELEASE", help="a checkpoint folder, or a name such as DeepSeek-V3.2"
+    )
+    parser.add_argument("--max-model-len", metavar="N", help="tokens of prompt and output together; default: what fits")
+    parser.add_argument("--max-num-seqs", metavar="N", help="requests worked on at once; default: chosen")
+    parser.add_argument("--max-num-batched-tokens", metavar="N", help="tokens of one step; default: chosen")
+    parser.add_argument("--kv-cache-memory-bytes", metavar="SIZE", help="memory of the KV cache; default: chosen")
+    parser.add_argument("--num-gpu-blocks-override", metavar="N", help="exactly so many pages of 256 tokens")
+    parser.add_argument(
+        "--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help="type of weights and cache"
+    )
+    parser.set_defaults(run=run, parser=parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit 1 when it does not fit; what the model is gets printed all the same."""
+    from longread.plan.machine import probe_machine
+    from longread.plan.resolve import resolve
+    from longread.spec.config import from_mapping
+
+    spec = find_spec(args.model)
+    print("\n".join(spec_lines(spec)))
+    options = from_mapping({"model": args.model, **{name: getattr(args, name) for name in ENGINE_FLAGS}})
+    try:
+        resolved = resolve(options, spec, probe_machine())
+    except LongreadError as error:
+        print(f"on this machine: does not run: {error}")
+        return 1
+    print("on this machine:")
+    print("\n".join(memory_lines(spec, resolved)))
+    return 0
+
+
+def find_spec(name: str) -> "ModelSpec":
+    """Of a checkpoint folder when there is one, else of a release. Raises ConfigError or CheckpointError."""
+    if Path(name).is_dir():
+        from longread.cli.checkpoint import spec_of
+
+        return spec_of(Path(name))
+    from longread.spec.releases import release
+
+    return release(name)
+
+
+def spec_lines(spec: "ModelSpec") -> list[str]:
+    from longread.spec import count
+
+    kv = count.kv_bytes_per_token(spec)
+    lines = [
+        f"{spec.label} ({spec.family}, {spec.layers} layers, vocabulary {spec.vocab:,}, "
+        f"up to {spec.max_position:,} tokens)",
+        f"  parameters         {count.parameters(spec):>22,}  ({count.active_parameters(spec):,} active a token)",
+        f"  checkpoint bytes   {count.checkpoint_bytes(spec):>22,}  (MTP and scales included)",
+        f"  KV bytes a token   {sum(kv.values()):>22,.1f}  in bfloat16: "
+        + ", ".join(f"{name} {value:,.1f}" for name, value in kv.items()),
+    ]
+    fixed = count.fixed_bytes_per_request(spec)
+    if fixed:
+        lines.append(f"  fixed bytes a request {sum(fixed.values()):>19,}  in bfloat16, compressor state in float32")
+    lines.append(
+        "  GFLOP a token      "
+        + ", ".join(f"{count.flops_per_token(spec, n) / 1e9:,.1f} at {n // 1024}K" for n in (8192, 131072))
+    )
+    return lines
+
+
+def memory_lines(spec: "ModelSpec", resolved: "ResolvedConfig") -> list[str]:
+    from longread.cli.serve import config_lines
+    from longread.plan.memory import memory_plan
+
+    plan = memory_plan(
+        spec,
+        dtype=resolved.dtype,
+        weight_bytes=resolved.weight_bytes,
+        num_pages=resolved.num_pages,
+        num_slots=resolved.num_slots,
+        num_snapshots=resolved.num_snapshots,
+        max_num_batched_tokens=resolved.max_num_batched_tokens,
+    )
+    parts = {
+        "weights": plan.weights,
+        "KV pages": plan.kv_pages,
+        "KV slots": plan.kv_slots,
+        "KV snapshots": plan.kv_snapshots,
+        "workspace (at most)": plan.workspace,
+        "logits (at most)": plan.logits,
+        "program": plan.runtime,
+        "total": plan.total,
+    }
+    return [*config_lines(resolved), *(f"  {name:<20} {value / 2**20:>14,.1f} MiB" for name, value in parts.items())]

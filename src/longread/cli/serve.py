@@ -1,0 +1,220 @@
+"""``longread serve``: options to a running server.
+
+Knows: which options there are, what is printed at start. Must not know: routes, engine internals. Names are vLLM's
+where vLLM has the option.
+"""
+
+import argparse
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from longread.cli.parser import Parser, UsageError, whole
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+    from longread.plan.resolve import ResolvedConfig
+    from longread.server.options import ServerOptions
+    from longread.spec.config import EngineOptions
+    from longread.spec.engine import EngineInfo
+
+ENCODINGS = ("auto", "v3", "r1", "v3.1", "v3.2", "v4", "v4-0731", "v4.1")
+SAFE_HOST = "127.0.0.1"
+
+
+def add_parser(commands: "_SubParsersAction[Parser]", name: str) -> None:
+    parser = commands.add_parser(
+        name,
+        help="serve a checkpoint to OpenAI clients",
+        description="Serve a checkpoint in DeepSeek's own format over an OpenAI-compatible HTTP API. "
+        "What is left out is chosen for this machine and printed with its reason.",
+        epilog="Amounts: 128K is 131072, 128k is 128000; sizes in bytes, or 512MiB, 4GiB.",
+    )
+    parser.add_argument(
+        "checkpoint", metavar="CHECKPOINT", help="folder with config.json, tokenizer.json, *.safetensors"
+    )
+    _add_engine(parser)
+    _add_http(parser)
+    _add_chat(parser)
+    parser.set_defaults(run=run, parser=parser)
+
+
+def _add_engine(parser: Parser) -> None:
+    group = parser.add_argument_group("engine")
+    group.add_argument("--max-model-len", metavar="N", help="tokens of prompt and output together; default: what fits")
+    group.add_argument("--max-num-seqs", metavar="N", help="requests worked on at once; default: chosen")
+    group.add_argument(
+        "--max-num-batched-tokens", metavar="N", help="tokens of one step, the prefill chunk; default: chosen"
+    )
+    group.add_argument("--kv-cache-memory-bytes", metavar="SIZE", help="memory of the KV cache; default: chosen")
+    group.add_argument("--num-gpu-blocks-override", metavar="N", help="exactly so many pages of 256 tokens")
+    group.add_argument(
+        "--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help="type of weights and cache"
+    )
+    group.add_argument("--seed", type=whole, default=0, help="seed of requests that bring none")
+    group.add_argument(
+        "--enable-prefix-caching",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="reuse what was read before",
+    )
+    group.add_argument(
+        "--snapshot-interval", metavar="N", default="32K", help="tokens between saved ring states of a long prompt"
+    )
+
+
+def _add_http(parser: Parser) -> None:
+    group = parser.add_argument_group("HTTP")
+    group.add_argument(
+        "--host", default=SAFE_HOST, help="address to listen on; others than loopback open it to the network"
+    )
+    group.add_argument("--port", type=whole, default=8000, help="port to listen on; 0 takes a free one")
+    group.add_argument("--api-key", action="append", default=[], metavar="KEY", help="accept this key; repeatable")
+    group.add_argument(
+        "--api-key-file",
+        type=Path,
+        metavar="FILE",
+        help="accept the keys in this file, one a line (not visible to `ps`)",
+    )
+    group.add_argument(
+        "--served-model-name", nargs="+", metavar="NAME", help="names a request may use; default: the folder's name"
+    )
+    group.add_argument(
+        "--max-num-queued-reqs", type=whole, default=1024, metavar="N", help="requests that may wait; more get 503"
+    )
+    group.add_argument("--max-body-bytes", default="64MiB", metavar="SIZE", help="largest request body; more gets 413")
+    group.add_argument(
+        "--allowed-origins",
+        type=_json_list,
+        default=[],
+        metavar="JSON",
+        help='CORS origins, ["https://..."]; default: none',
+    )
+    group.add_argument(
+        "--shutdown-timeout",
+        type=float,
+        default=10.0,
+        metavar="SECONDS",
+        help="how long open requests may go on at the end",
+    )
+
+
+def _add_chat(parser: Parser) -> None:
+    group = parser.add_argument_group("chat")
+    group.add_argument(
+        "--chat-encoding", choices=ENCODINGS, default="auto", help="prompt format; auto: by the checkpoint"
+    )
+    group.add_argument(
+        "--default-chat-template-kwargs",
+        type=_json_object,
+        default={},
+        metavar="JSON",
+        help='default of chat_template_kwargs, e.g. {"thinking": true}; a request\'s own come first',
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
+    options, http = engine_options(args), server_options(args)
+    from longread.cli.serving import serve_checkpoint  # the rooms that serving needs
+
+    serve_checkpoint(options, http, args.chat_encoding, args.default_chat_template_kwargs)
+    return 0
+
+
+def engine_options(args: argparse.Namespace) -> "EngineOptions":
+    """Raises ConfigError."""
+    from longread.spec.config import from_mapping
+
+    given = {
+        name: getattr(args, name)
+        for name in (
+            "max_model_len",
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "kv_cache_memory_bytes",
+            "num_gpu_blocks_override",
+            "dtype",
+            "seed",
+            "enable_prefix_caching",
+            "snapshot_interval",
+        )
+    }
+    name = args.served_model_name[0] if args.served_model_name else None
+    return from_mapping({"model": args.checkpoint, "served_model_name": name, **given})
+
+
+def server_options(args: argparse.Namespace) -> "ServerOptions":
+    """Raises ConfigError."""
+    from longread.server.options import ServerOptions
+    from longread.spec.config import parse_bytes
+
+    return ServerOptions(
+        host=args.host,
+        port=args.port,
+        served_model_name=tuple(args.served_model_name or ()),
+        api_key=(*args.api_key, *_read_keys(args.api_key_file)),
+        max_num_queued_reqs=args.max_num_queued_reqs,
+        max_body_bytes=parse_bytes("max_body_bytes", args.max_body_bytes),
+        shutdown_timeout=args.shutdown_timeout,
+        allowed_origins=tuple(args.allowed_origins),
+    )
+
+
+def _read_keys(path: Path | None) -> tuple[str, ...]:
+    if path is None:
+        return ()
+    try:
+        keys = tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--api-key-file {path}: cannot be read: {error}") from error
+    if not keys:
+        raise UsageError(f"--api-key-file {path}: holds no key; write one a line")
+    return keys
+
+
+def _json_list(text: str) -> list[str]:
+    value = _json(text)
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON list of texts")
+    return value
+
+
+def _json_object(text: str) -> dict[str, object]:
+    value = _json(text)
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object")
+    return value
+
+
+def _json(text: str) -> object:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {error}") from None
+
+
+def config_lines(resolved: "ResolvedConfig") -> list[str]:
+    """The resolved configuration for the screen: what was given, what was chosen, and why."""
+    chosen = {choice.option: choice for choice in resolved.choices}
+    names = (
+        "dtype",
+        "max_model_len",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "num_pages",
+        "num_snapshots",
+        "enable_prefix_caching",
+        "snapshot_interval",
+    )
+    rows = [(name, str(getattr(resolved, name)), chosen.pop(name).reason if name in chosen else "") for name in names]
+    rows += [(choice.option, choice.value, choice.reason) for choice in chosen.values()]
+    width, value_width = max(len(row[0]) for row in rows), max(len(row[1]) for row in rows)
+    return [f"  {name:<{width}}  {value:<{value_width}}  {reason}".rstrip() for name, value, reason in rows]
+
+
+def ready_line(info: "EngineInfo", address: str) -> str:
+    return f"serving {info.model} on {address} (stop with Ctrl-C)"

@@ -1,0 +1,99 @@
+"""Puts a server together: config, tokenizer, encoding, port, engine, app.
+
+Knows: every room that serving needs, and in which order things are done and said. Everything that can be found wrong
+without the weights is found before the port opens.
+"""
+
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from longread.cli.checkpoint import spec_of
+from longread.cli.serve import config_lines, ready_line
+from longread.cli.version import version
+from longread.plan.machine import probe_machine
+from longread.plan.resolve import resolve
+from longread.server.app import create_app
+from longread.server.driver import EngineDriver
+from longread.server.metrics import ServerMetrics
+from longread.server.options import ServerOptions
+from longread.server.runner import bind, serve, url
+from longread.server.state import ServerState
+from longread.spec.config import EngineOptions, ResolvedConfig
+from longread.spec.engine import Engine, EngineInfo, EngineStats
+from longread.spec.errors import ConfigError, InvalidRequestError
+from longread.spec.model import ModelSpec
+from longread.wire.encoding import encoding_for
+from longread.wire.tokenizer import Tokenizer
+from longread.wire.types import ChatTemplateKwargs, validate
+
+
+class LoadInterrupted(ConfigError):
+    """The server was stopped while the model loaded."""
+
+
+def serve_checkpoint(
+    options: EngineOptions, http: ServerOptions, chat_encoding: str, template_defaults: Mapping[str, object]
+) -> None:
+    """Serve until stopped. Raises ConfigError and CheckpointError."""
+    path = Path(options.model)
+    spec = spec_of(path)
+    resolved = resolve(options, spec, probe_machine())
+    tokenizer = Tokenizer.open(path, bos_id=spec.bos_id, eos_id=spec.eos_id)
+    encoding = encoding_for(chat_encoding, spec.family, path.resolve().name, has_think=tokenizer.has("<think>"))
+    defaults = _template_defaults(template_defaults)
+    names = http.served_model_name or (resolved.served_model_name,)
+    _say(f"{spec.label} from {path}", *config_lines(resolved), f"  chat encoding {encoding.name}")
+    listener = bind(http.host, http.port)
+    address = url(listener)
+    if http.exposed:
+        _say(f"warning: {http.host} is open to the network and no API key is set: anyone there can use this server")
+
+    stopping = threading.Event()
+
+    def read() -> tuple[EngineInfo, EngineStats] | None:
+        return (driver.engine_info, driver.stats) if driver.state == "ready" else None
+
+    metrics = ServerMetrics(read)
+    driver = EngineDriver(
+        lambda: _load(path, spec, resolved, stopping), max_num_queued_reqs=http.max_num_queued_reqs, observer=metrics
+    )
+    state = ServerState(driver, metrics, tokenizer, encoding, http, names, version(), defaults)
+
+    def on_ready(info: EngineInfo) -> None:
+        predicted, allocated = info.predicted_bytes / 2**20, info.allocated_bytes / 2**20
+        _say(f"memory: predicted {predicted:,.1f} MiB, allocated {allocated:,.1f} MiB")
+        _say(ready_line(replace(info, model=names[0]), address))
+
+    try:
+        serve(create_app(state), driver, http, listener, on_ready)
+    finally:
+        stopping.set()
+
+
+def _template_defaults(given: Mapping[str, object]) -> ChatTemplateKwargs | None:
+    try:
+        return validate(ChatTemplateKwargs, given) if given else None
+    except InvalidRequestError as error:
+        raise ConfigError(f"--default-chat-template-kwargs: {error}") from error
+
+
+def _load(path: Path, spec: ModelSpec, resolved: ResolvedConfig, stopping: threading.Event) -> Engine:
+    """On the engine thread. A stop during loading ends it at the next tensor."""
+    from longread.engine.load import load_engine  # loads torch: not before the port is open
+    from longread.weights.progress import loading_bar
+
+    with loading_bar(f"loading {path.name}") as report:
+
+        def progress(done: int, total: int) -> None:
+            if stopping.is_set():
+                raise LoadInterrupted("stopped while the model was loading")
+            report(done, total)
+
+        return load_engine(path, spec, resolved, progress=progress)
+
+
+def _say(*lines: str) -> None:
+    print("\n".join(lines), file=sys.stdout, flush=True)

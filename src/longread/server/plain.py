@@ -1,0 +1,57 @@
+"""The routes that run no model: names, health, metrics, version.
+
+Knows: the driver's state. Must not know: prompts.
+"""
+
+import asyncio
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from longread.server.errors import error_response, json_response
+from longread.server.metrics import CONTENT_TYPE
+from longread.server.state import state_of
+from longread.spec.errors import RequestError
+from longread.wire.responses import model_list
+
+
+async def health(request: Request) -> Response:
+    """Live: the process answers and the engine has not failed. 200 while the model loads."""
+    driver = state_of(request).driver
+    if driver.state == "failed":
+        return json_response({"status": "failed", "detail": str(driver.error)}, status=503)
+    return json_response({"status": "ok"})
+
+
+async def ready(request: Request) -> Response:
+    """Ready: requests are accepted. 503 while the model loads, when the engine has failed, and during shutdown."""
+    try:
+        info = state_of(request).driver.engine_info
+    except RequestError as error:
+        response = error_response(error)
+        response.status_code = 503
+        return response
+    return json_response({"status": "ready", "max_model_len": info.max_model_len, "max_num_seqs": info.max_num_seqs})
+
+
+async def models(request: Request) -> Response:
+    state = state_of(request)
+    info = state.driver.engine_info
+    return json_response(model_list(state.model_names, created=state.created, max_model_len=info.max_model_len))
+
+
+async def model(request: Request) -> Response:
+    state = state_of(request)
+    info = state.driver.engine_info
+    name = state.check_model(request.path_params["model"])
+    found = model_list((name,), created=state.created, max_model_len=info.max_model_len)
+    return json_response(found["data"][0])
+
+
+async def metrics(request: Request) -> Response:
+    body = await asyncio.to_thread(state_of(request).metrics.render)
+    return Response(body, headers={"Content-Type": CONTENT_TYPE})
+
+
+async def version(request: Request) -> Response:
+    return json_response({"version": state_of(request).version})

@@ -1,0 +1,124 @@
+"""Runs an app on a socket until it is told to stop.
+
+Knows: uvicorn, sockets, signals. Must not know: routes, models. Port first, model second: a taken port is found before
+minutes of loading, and whoever watches ``/ready`` gets 503 instead of a refused connection.
+"""
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from longread.server.driver import EngineDriver
+from longread.server.options import ServerOptions
+from longread.spec.engine import EngineInfo
+from longread.spec.errors import ConfigError
+
+_BACKLOG = 2048
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises ConfigError when the address cannot be had; ``port`` 0 takes a free one."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ConfigError(f"host {host!r} cannot be resolved: {error}") from error
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}; free the port or choose another with --port"
+        ) from error
+    return listener
+
+
+def url(listener: socket.socket) -> str:
+    """The address to open in a client on this machine."""
+    host, port = listener.getsockname()[:2]
+    if host in ("0.0.0.0", "::"):
+        host = "127.0.0.1"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def serve(
+    app: ASGIApp,
+    driver: EngineDriver,
+    options: ServerOptions,
+    listener: socket.socket,
+    on_ready: Callable[[EngineInfo], None],
+) -> None:
+    """Serve until SIGINT or SIGTERM; open requests get ``options.shutdown_timeout`` seconds, a second signal none.
+
+    Raises what loading the model raised. ``on_ready`` is called once, when requests are accepted.
+    """
+    asyncio.run(_serve(app, driver, options, listener, on_ready))
+
+
+async def _serve(
+    app: ASGIApp,
+    driver: EngineDriver,
+    options: ServerOptions,
+    listener: socket.socket,
+    on_ready: Callable[[EngineInfo], None],
+) -> None:
+    server = Server(app, driver, options)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    loading = asyncio.create_task(driver.loaded())
+    await asyncio.wait({serving, loading}, return_when=asyncio.FIRST_COMPLETED)
+    try:
+        if loading.done() and not server.should_exit:
+            await loading
+            on_ready(driver.engine_info)
+    finally:
+        loading.cancel()
+        if loading.done() and not loading.cancelled() and loading.exception() is not None:
+            server.should_exit = True
+        await serving
+
+
+class Server(uvicorn.Server):
+    """uvicorn, which drains the engine before it closes connections, and ends without re-raising the signal."""
+
+    def __init__(self, app: ASGIApp, driver: EngineDriver, options: ServerOptions):
+        super().__init__(
+            uvicorn.Config(
+                app,
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                ws="none",
+                http="httptools",
+                lifespan="on",
+                timeout_graceful_shutdown=max(1, round(options.shutdown_timeout)),
+            )
+        )
+        self._driver = driver
+        self._drain_seconds = options.shutdown_timeout
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit and sig == signal.SIGINT:
+            self.force_exit = True
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._driver.hurry)
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # While this drains, new requests are still answered: 503, "shutting down".
+        await self._driver.close(self._drain_seconds)
+        await super().shutdown(sockets)

@@ -1,0 +1,47 @@
+"""What the routes share: the driver, the tokenizer, the chat encoding, the metrics, the names.
+
+Knows: one server's parts. Must not know: how a request is answered.
+"""
+
+import time
+from dataclasses import dataclass, field
+
+from starlette.requests import Request
+
+from longread.server.driver import EngineDriver
+from longread.server.metrics import ServerMetrics
+from longread.server.options import ServerOptions
+from longread.spec.errors import ModelNotFoundError
+from longread.wire.encoding import ChatEncoding
+from longread.wire.tokenizer import Tokenizer
+from longread.wire.types import ChatTemplateKwargs
+
+
+@dataclass(frozen=True, slots=True)
+class ServerState:
+    """``template_defaults``: the server's own ``chat_template_kwargs``; what a request says wins."""
+
+    driver: EngineDriver
+    metrics: ServerMetrics
+    tokenizer: Tokenizer
+    encoding: ChatEncoding
+    options: ServerOptions
+    model_names: tuple[str, ...]
+    version: str
+    template_defaults: ChatTemplateKwargs | None = None
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def check_model(self, name: str | None) -> str:
+        """The name to answer with; no name means the served model. Raises ModelNotFoundError."""
+        if name is None or name in self.model_names:
+            return name or self.model_names[0]
+        raise ModelNotFoundError(
+            f"the model {name[:200]!r} is not served here; served: {', '.join(self.model_names)}",
+            param="model",
+            code="model_not_found",
+        )
+
+
+def state_of(request: Request) -> ServerState:
+    state: ServerState = request.app.state.server
+    return state

@@ -1,0 +1,165 @@
+"""The command line: fast help, one-line errors with exit codes, options that name their nearest neighbour."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from longread.cli import main as cli
+from longread.cli.serve import engine_options, server_options
+from longread.spec.config import EngineOptions
+from longread.spec.errors import ConfigError
+
+Capture = pytest.CaptureFixture[str]
+
+
+def failing(argv: list[str], capsys: Capture, code: int) -> str:
+    """Run, check the exit code, return the one line of stderr."""
+    assert cli.main(argv) == code
+    lines = capsys.readouterr().err.strip().split("\n")
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("longread: ")
+    return lines[0]
+
+
+def parse(*argv: str) -> object:
+    return cli.build_parser().parse_args(argv)
+
+
+def test_help_is_fast_and_loads_no_torch() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from longread.cli.main import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'numpy', 'starlette', 'uvicorn', 'pydantic', 'rich', 'tokenizers', 'httpx'} & set(sys.modules)\n"
+        "assert heavy <= {'torch'}, heavy\n"
+    )
+    best = float("inf")
+    for _ in range(3):
+        start = time.perf_counter()
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        best = min(best, time.perf_counter() - start)
+        assert done.returncode == 0, done.stderr
+        assert "serve" in done.stdout
+    assert best < 0.3, f"{best:.3f} s"
+
+
+def test_version(capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith("longread ")
+
+
+def test_no_command_prints_help(capsys: Capture) -> None:
+    assert cli.main([]) == 2
+    assert "serve" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["serve", "demo", "plan", "fixture", "bench"])
+def test_every_command_has_help(command: str, capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main([command, "--help"])
+    assert ended.value.code == 0
+    assert command in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["serv"], ["'serv'", "did you mean serve?"]),
+        (["serve"], ["CHECKPOINT", "serve --help"]),
+        (["serve", "x", "--max-modl-len", "4"], ["--max-modl-len", "did you mean --max-model-len?"]),
+        (["serve", "x", "--max-model", "4"], ["unknown option --max-model"]),
+        (["serve", "x", "--prot=1"], ["--prot", "--port"]),
+        (["serve", "x", "y"], ["unexpected argument 'y'"]),
+        (["serve", "x", "--port", "http"], ["--port", "'http'"]),
+        (["serve", "x", "--port", "70000"], ["70000", "65535"]),
+        (["serve", "x", "--dtype", "fp8"], ["--dtype", "float32"]),
+        (["serve", "x", "--max-model-len", "many"], ["max_model_len", "many"]),
+        (["serve", "x", "--max-body-bytes", "1"], ["max_body_bytes"]),
+        (["serve", "x", "--allowed-origins", "*"], ["--allowed-origins", "JSON"]),
+        (["serve", "x", "--default-chat-template-kwargs", "[]"], ["--default-chat-template-kwargs"]),
+        (["serve", "x", "--api-key-file", "/no/such/file"], ["--api-key-file", "/no/such/file"]),
+        (["serve", "/no/such/checkpoint"], ["/no/such/checkpoint"]),
+        (["fixture", "/tmp/x"], ["--kind"]),
+        (["fixture", "/tmp/x", "--kind", "v5"], ["v5", "v3"]),
+        (["plan", "DeepSeek-V9"], ["DeepSeek-V9", "DeepSeek-V3"]),
+        (["bench"], ["KIND"]),
+        (["--colour"], ["--colour"]),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_2(argv: list[str], words: list[str], capsys: Capture) -> None:
+    line = failing(argv, capsys, 2)
+    for word in words:
+        assert word in line, line
+
+
+def test_a_checkpoint_that_is_no_checkpoint(tmp_path: Path, capsys: Capture) -> None:
+    assert "config.json" in failing(["serve", str(tmp_path)], capsys, 2)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    assert "llama" in failing(["plan", str(tmp_path)], capsys, 2)
+
+
+def test_a_bug_is_one_line_and_exit_code_1(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    def broken(argv: list[str]) -> int:
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr(cli, "_run", broken)
+    line = failing(["plan", "x"], capsys, 1)
+    assert "ZeroDivisionError" in line and "--traceback" in line
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["--traceback", "plan", "x"])
+
+
+def test_ctrl_c_is_clean(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    def interrupted(argv: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_run", interrupted)
+    assert failing(["plan", "x"], capsys, 130) == "longread: interrupted"
+
+
+def test_plan_prints_the_release(capsys: Capture) -> None:
+    code = cli.main(["plan", "DeepSeek-V3"])
+    said = capsys.readouterr().out
+    assert code in (0, 1)
+    assert "671,026,419,200" in said
+    assert "70,272.0" in said
+    assert "on this machine" in said
+
+
+def test_serve_options_become_engine_and_server_options(tmp_path: Path) -> None:
+    assert engine_options(parse("serve", "ckpt")) == EngineOptions(model="ckpt")
+    keys = tmp_path / "keys"
+    keys.write_text("one\n\ntwo\n")
+    args = parse(
+        "serve", "ckpt", "--max-model-len", "128K", "--max-num-seqs", "4", "--kv-cache-memory-bytes", "1GiB",
+        "--no-enable-prefix-caching", "--seed", "9", "--served-model-name", "a", "b", "--port", "0",
+        "--api-key", "zero", "--api-key-file", str(keys), "--max-num-queued-reqs", "0", "--max-body-bytes", "1MiB",
+    )  # fmt: skip
+    options = engine_options(args)
+    assert (options.max_model_len, options.max_num_seqs, options.kv_cache_memory_bytes) == (131072, 4, 2**30)
+    assert (options.enable_prefix_caching, options.seed, options.served_model_name) == (False, 9, "a")
+    http = server_options(args)
+    assert http.api_key == ("zero", "one", "two")
+    assert (http.served_model_name, http.port, http.max_num_queued_reqs) == (("a", "b"), 0, 0)
+    assert http.max_body_bytes == 2**20
+
+
+def test_defaults_agree_with_the_options_they_set() -> None:
+    from longread.server.options import ServerOptions
+
+    assert server_options(parse("serve", "ckpt")) == ServerOptions()
+    assert json.dumps(parse("serve", "ckpt").default_chat_template_kwargs) == "{}"
+
+
+def test_an_empty_key_file_is_refused(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("\n")
+    with pytest.raises(ConfigError, match="holds no key"):
+        server_options(parse("serve", "ckpt", "--api-key-file", str(keys)))

@@ -1,0 +1,367 @@
+"""The server over plain HTTP: hostile bodies, keys, limits, metrics, disconnects, failure and shutdown."""
+
+import asyncio
+import json
+import random
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from serving import MODEL, Serving, serving, wait_until
+
+from longread.server.options import ServerOptions
+
+pytestmark = pytest.mark.anyio
+
+CHAT = "/v1/chat/completions"
+HELLO = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+LIMIT = 12 << 20
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Serving]:
+    with serving(options=ServerOptions(max_body_bytes=LIMIT)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def http(server: Serving) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=20) as client:
+        yield client
+
+
+def error_of(response: httpx.Response, status: int) -> dict:
+    assert response.status_code == status, response.text[:300]
+    body = response.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert body["error"]["message"]
+    return body["error"]
+
+
+def raw_exchange(server: Serving, data: bytes, half_close: bool = False) -> bytes:
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(data)
+        if half_close:
+            connection.shutdown(socket.SHUT_WR)
+        answer = b""
+        connection.settimeout(2)
+        try:
+            while chunk := connection.recv(65536):
+                answer += chunk
+                if b"}" in chunk:
+                    break
+        except TimeoutError:
+            pass
+        return answer
+
+
+NESTED = b'{"messages":' + b"[" * (10 << 20)
+BODIES = {
+    "nested arrays, 10 MB": NESTED,
+    "nested objects": b'{"a":' * 200_000 + b"1" + b"}" * 200_000,
+    "closed nesting": b'{"messages":' + b"[" * 50_000 + b"]" * 50_000 + b"}",
+    "cut in the middle": json.dumps(HELLO).encode()[:-20],
+    "empty": b"",
+    "not an object": b"[1,2]",
+    "a bare number": b"3",
+    "NaN": b'{"model":"fake","messages":[{"role":"user","content":"x"}],"temperature":NaN}',
+    "infinity": b'{"model":"fake","messages":[{"role":"user","content":"x"}],"temperature":1e999}',
+    "invalid UTF-8": b'{"model":"fake","messages":[{"role":"user","content":"\xff\xfe"}]}',
+    "lone surrogate": b'{"model":"fake","messages":[{"role":"user","content":"\\ud800"}]}',
+    "huge integer": b'{"model":"fake","messages":[{"role":"user","content":"x"}],"max_tokens":1' + b"0" * 4000 + b"}",
+    "wrong types": b'{"model":"fake","messages":"hello"}',
+    "text for a number": b'{"model":"fake","messages":[{"role":"user","content":"x"}],"max_tokens":"5"}',
+    "true for a number": b'{"model":"fake","messages":[{"role":"user","content":"x"}],"max_tokens":true}',
+    "negative": b'{"model":"fake","messages":[{"role":"user","content":"x"}],"max_tokens":-1}',
+    "unknown field": b'{"model":"fake","messages":[{"role":"user","content":"x"}],"tempratur":1}',
+    "unknown role": b'{"model":"fake","messages":[{"role":"wizard","content":"x"}]}',
+    "no messages": b'{"model":"fake","messages":[]}',
+    "an image": b'{"model":"fake","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}}]}]}',
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_hostile_bodies_are_a_400_and_the_server_goes_on(server: Serving, http: httpx.Client, name: str) -> None:
+    response = http.post(CHAT, content=BODIES[name], headers={"Content-Type": "application/json"})
+    assert error_of(response, 400)["type"] == "invalid_request_error"
+    assert http.post(CHAT, json=HELLO).status_code == 200
+    assert server.pending() == 0
+
+
+@pytest.mark.parametrize("route", ["/v1/completions", "/tokenize", "/detokenize"])
+def test_other_routes_refuse_the_same(http: httpx.Client, route: str) -> None:
+    for name in ("cut in the middle", "not an object", "invalid UTF-8", "empty"):
+        error_of(http.post(route, content=BODIES[name], headers={"Content-Type": "application/json"}), 400)
+
+
+def test_a_body_over_the_limit_is_a_413_before_it_is_read(server: Serving, http: httpx.Client) -> None:
+    error = error_of(http.post(CHAT, content=b" " * (LIMIT + 1), headers={"Content-Type": "application/json"}), 413)
+    assert str(LIMIT) in error["message"]
+    # Nothing but the head is sent: the answer cannot wait for the body.
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {1 << 40}\r\n\r\n"
+    assert b"413" in raw_exchange(server, head.encode()).split(b"\r\n")[0]
+
+
+def test_a_chunked_body_is_read_and_limited(http: httpx.Client) -> None:
+    def chunks(body: bytes) -> Iterator[bytes]:
+        for start in range(0, len(body), 65536):
+            yield body[start : start + 65536]
+
+    headers = {"Content-Type": "application/json"}
+    assert http.post(CHAT, content=chunks(json.dumps(HELLO).encode()), headers=headers).status_code == 200
+    error_of(http.post(CHAT, content=chunks(b" " * (LIMIT + 65536)), headers=headers), 413)
+
+
+def test_a_client_that_leaves_in_the_body_leaves_nothing(server: Serving, http: httpx.Client) -> None:
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 5000\r\n\r\n{{"
+    raw_exchange(server, head.encode(), half_close=True)
+    assert http.get("/health").status_code == 200
+    assert server.pending() == 0
+
+
+def test_garbage_instead_of_http(server: Serving, http: httpx.Client) -> None:
+    assert b"400" in raw_exchange(server, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\r\n\r\n}").split(b"\r\n")[0]
+    assert http.get("/health").status_code == 200
+
+
+def test_forms_are_refused(http: httpx.Client) -> None:
+    response = http.post(CHAT, content=json.dumps(HELLO), headers={"Content-Type": "text/plain"})
+    assert "application/json" in error_of(response, 400)["message"]
+
+
+def test_unknown_routes_and_methods(http: httpx.Client) -> None:
+    assert "/v2/x" in error_of(http.get("/v2/x"), 404)["message"]
+    response = http.get(CHAT)
+    assert "GET" in error_of(response, 405)["message"]
+    assert "POST" in response.headers["Allow"]
+    error_of(http.post("/v1/models"), 405)
+
+
+def test_the_request_id_comes_back(http: httpx.Client) -> None:
+    assert http.get("/health", headers={"X-Request-Id": "abc-1"}).headers["X-Request-Id"] == "abc-1"
+    made = http.get("/health", headers={"X-Request-Id": "<script>" * 40}).headers["X-Request-Id"]
+    assert len(made) == 32
+    assert http.post(CHAT, content=b"x", headers={"X-Request-Id": "abc-2"}).headers["X-Request-Id"] == "abc-2"
+
+
+def test_tokenize_and_detokenize_round_trip(server: Serving, http: httpx.Client) -> None:
+    text = "Grüße, <｜User｜> 你好"
+    made = http.post("/tokenize", json={"model": MODEL, "prompt": text, "add_special_tokens": False}).json()
+    assert made["count"] == len(made["tokens"])
+    assert made["max_model_len"] == server.engine.info.max_model_len
+    assert http.post("/detokenize", json={"tokens": made["tokens"]}).json()["prompt"] == text
+    chat = http.post("/tokenize", json={"messages": HELLO["messages"]}).json()
+    http.post(CHAT, json=HELLO)
+    assert tuple(chat["tokens"]) == server.answers.seen[-1].prompt
+    error_of(http.post("/detokenize", json={"tokens": [10**6]}), 400)
+
+
+def test_health_ready_and_version(http: httpx.Client) -> None:
+    assert http.get("/health").json() == {"status": "ok"}
+    assert http.get("/ready").status_code == 200
+    assert http.get("/version").json() == {"version": "0.0.0"}
+
+
+def test_metrics_parse_and_count(server: Serving, http: httpx.Client) -> None:
+    def read() -> dict[str, float]:
+        response = http.get("/metrics")
+        assert response.headers["content-type"].startswith("text/plain")
+        families = text_string_to_metric_families(response.text)
+        return {
+            sample.name + "".join(sorted(sample.labels.values())): sample.value
+            for family in families
+            for sample in family.samples
+        }
+
+    before = read()
+    for _ in range(3):
+        http.post(CHAT, json=HELLO)
+    after = read()
+
+    def grown(name: str) -> float:
+        return after[name] - before.get(name, 0.0)
+
+    assert grown("longread:request_success_totallength") == 3
+    assert grown("longread:time_to_first_token_seconds_count") == 3
+    assert grown("longread:e2e_request_latency_seconds_count") == 3
+    assert grown("longread:request_queue_time_seconds_count") == 3
+    assert grown("longread:request_time_per_output_token_seconds_count") == 3
+    assert grown("longread:inter_token_latency_seconds_count") == 6
+    assert grown(f"longread:generation_tokens_total{MODEL}") == 9
+    assert grown(f"longread:prompt_tokens_total{MODEL}") > 0
+    assert grown(f"longread:http_responses_total{CHAT}200") == 0  # labels are sorted: 200 comes first
+    assert grown(f"longread:http_responses_total200{CHAT}") == 3
+    for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "memory_predicted_bytes"):
+        assert after[f"longread:{name}{MODEL}"] == 0
+    assert f"longread:prefix_cache_queries_total{MODEL}" in after
+    assert "longread:admission_rejections_total" in after
+
+
+def test_scanners_create_no_series(http: httpx.Client) -> None:
+    http.get("/wp-admin/1")
+    http.get("/wp-admin/2")
+    assert "wp-admin" not in http.get("/metrics").text
+
+
+def test_continuous_usage_and_keep_of_the_stream_end(http: httpx.Client) -> None:
+    body = {**HELLO, "stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    lines = [line for line in http.post(CHAT, json=body).text.split("\n\n") if line]
+    assert lines[-1] == "data: [DONE]"
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts) and counts[-1] == 3
+    assert chunks[-1]["timings"]["e2e_ms"] >= chunks[-1]["timings"]["ttft_ms"]
+
+
+def test_keys_guard_everything_but_health() -> None:
+    options = ServerOptions(api_key=("first", "second"))
+    with serving(options=options) as running, httpx.Client(base_url=running.url, timeout=10) as http:
+        for headers in (
+            {},
+            {"Authorization": "Bearer wrong"},
+            {"Authorization": "first"},
+            {"Authorization": "Basic first"},
+        ):
+            response = http.post(CHAT, json=HELLO, headers=headers)
+            assert error_of(response, 401)["code"] == "invalid_api_key"
+            assert "first" not in response.text
+        error_of(http.get("/metrics"), 401)
+        error_of(http.get("/no/such/route"), 401)
+        assert http.get("/health").status_code == http.get("/ready").status_code == 200
+        for key in options.api_key:
+            assert http.post(CHAT, json=HELLO, headers={"Authorization": f"Bearer {key}"}).status_code == 200
+
+
+def test_cors_is_off_unless_told() -> None:
+    origin = {"Origin": "https://app.example"}
+    preflight = {**origin, "Access-Control-Request-Method": "POST"}
+    with serving() as running:
+        response = httpx.get(f"{running.url}/health", headers=origin)
+        assert "access-control-allow-origin" not in response.headers
+        assert httpx.options(f"{running.url}{CHAT}", headers=preflight).status_code == 405
+    with serving(options=ServerOptions(allowed_origins=("https://app.example",), api_key=("k",))) as running:
+        response = httpx.options(f"{running.url}{CHAT}", headers=preflight)
+        assert response.status_code == 200
+        assert response.headers["access-control-allow-origin"] == "https://app.example"
+        assert "access-control-allow-origin" not in httpx.get(
+            f"{running.url}/health", headers={"Origin": "https://evil.example"}
+        ).headers  # fmt: skip
+
+
+def test_a_loading_server_answers_503_and_then_serves() -> None:
+    loading = threading.Event()
+    with serving(loading=loading) as running, httpx.Client(base_url=running.url, timeout=10) as http:
+        assert http.get("/health").status_code == 200
+        error_of(http.get("/ready"), 503)
+        response = http.post(CHAT, json=HELLO)
+        assert error_of(response, 503)["code"] == "model_loading"
+        assert "Retry-After" in response.headers
+        assert "num_requests_running" not in http.get("/metrics").text
+        loading.set()
+        assert wait_until(lambda: http.get("/ready").status_code == 200)
+        assert http.post(CHAT, json=HELLO).status_code == 200
+
+
+def test_a_full_queue_is_a_503_with_retry_after() -> None:
+    gate = threading.Semaphore(0)
+    options = ServerOptions(max_num_queued_reqs=1)
+    with serving(options=options, gate=gate, max_num_seqs=1) as running, httpx.Client(base_url=running.url) as http:
+        answers: list[int] = []
+        waiting = [
+            threading.Thread(target=lambda: answers.append(httpx.post(running.url + CHAT, json=HELLO).status_code))
+            for _ in range(2)
+        ]
+        for thread in waiting:
+            thread.start()
+        assert wait_until(lambda: running.pending() == 2)
+        response = http.post(CHAT, json=HELLO)
+        assert error_of(response, 503)["code"] == "queue_full"
+        assert response.headers["Retry-After"] == "1"
+        assert "longread:admission_rejections_total 1.0" in http.get("/metrics").text
+        gate.release(1000)
+        for thread in waiting:
+            thread.join(10)
+        assert answers == [200, 200]
+
+
+def test_a_broken_engine_fails_its_requests_and_turns_health_red() -> None:
+    with serving(fail_at_step=3) as running, httpx.Client(base_url=running.url, timeout=10) as http:
+        body = {**HELLO, "max_tokens": 50}
+        assert error_of(http.post(CHAT, json=body), 500)["code"] == "engine_failed"
+        assert http.get("/health").status_code == 503
+        error_of(http.post(CHAT, json=body), 500)
+        assert running.pending() == 0
+
+
+def test_a_broken_engine_ends_a_stream_with_an_error() -> None:
+    with serving(fail_at_step=3) as running:
+        text = httpx.post(running.url + CHAT, json={**HELLO, "max_tokens": 50, "stream": True}).text
+        events = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+        assert events[-1] == "[DONE]"
+        assert json.loads(events[-2])["error"]["code"] == "engine_failed"
+
+
+def test_stopping_ends_open_streams_and_the_server() -> None:
+    with serving(max_model_len=10**7) as running:
+        with httpx.stream(
+            "POST", running.url + CHAT, json={**HELLO, "max_tokens": 10**6, "stream": True}, timeout=10
+        ) as response:
+            lines = response.iter_lines()
+            next(lines)
+            asyncio.run_coroutine_threadsafe(_close(running), running.loop).result(10)
+            said = list(lines)
+        assert "shutting down" in "\n".join(said)
+        assert "data: [DONE]" in said
+
+
+async def _close(running: Serving) -> None:
+    await running.state.driver.close(0.1)
+
+
+async def test_a_thousand_requests_with_random_disconnects_leave_nothing(server: Serving) -> None:
+    chance = random.Random(5)
+    server.answers.text = None
+    endings = {"full": 0, "left": 0}
+
+    async def one(client: httpx.AsyncClient, number: int) -> None:
+        stream = chance.random() < 0.5
+        leave_after = chance.choice([None, None, 0.0, 0.001, 0.01])
+        body = {
+            "prompt": [7 + number % 500, 8, 9],
+            "max_tokens": chance.choice([1, 5, 400]),
+            "stream": stream,
+            "n": chance.choice([1, 1, 2]),
+        }
+        try:
+            async with asyncio.timeout(leave_after):
+                response = await client.post("/v1/completions", json=body)
+                assert response.status_code == 200
+            endings["full"] += 1
+        except TimeoutError:
+            endings["left"] += 1
+
+    limits = httpx.Limits(max_connections=40)
+    async with httpx.AsyncClient(base_url=server.url, timeout=30, limits=limits) as client:
+        for start in range(0, 1000, 100):
+            await asyncio.gather(*(one(client, n) for n in range(start, start + 100)))
+    assert endings["full"] > 200 and endings["left"] > 200, endings
+    assert await asyncio.to_thread(wait_until, lambda: server.pending() == 0)
+    assert not server.engine.has_work()
+    assert httpx.post(server.url + CHAT, json=HELLO).status_code == 200
+
+
+def test_options_refuse_what_cannot_work() -> None:
+    from longread.spec.errors import ConfigError
+
+    for bad in ({"port": 70000}, {"max_body_bytes": 3}, {"max_num_queued_reqs": -1}, {"api_key": (" ",)}):
+        with pytest.raises(ConfigError, match=next(iter(bad))):
+            ServerOptions(**bad)
+    assert not ServerOptions().exposed
+    assert ServerOptions(host="0.0.0.0").exposed
+    assert not replace(ServerOptions(host="0.0.0.0"), api_key=("k",)).exposed
