@@ -51,5 +51,5 @@ def apply_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     x: [..., dim]; cos, sin: float32, broadcastable to [..., dim / 2] (for [T, H, dim] pass cos[:, None]). The inverse
     rotation is ``apply_interleaved(x, cos, -sin)``. A new contiguous tensor is returned.
     """
-    pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
+    pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], x.shape[-1] // 2, 2))
     return torch.view_as_real(pairs * torch.complex(cos, sin)).flatten(-2).to(x.dtype)
