@@ -1,7 +1,7 @@
 """Text to token ids and back, over a checkpoint's ``tokenizer.json``.
 
-Two views of one vocabulary: with the added tokens (markup in the text becomes special tokens) and without (the same text
-is plain text). Everything a person wrote goes through the second. Knows files and ids; knows no roles or templates.
+Two views of one vocabulary: with the added tokens (markup in the text becomes special tokens) and without (the same
+text is plain text). Everything a person wrote goes through the second. Knows files and ids; knows no roles or templates.
 Encoding releases the interpreter lock, so long prompts may be encoded in a thread.
 """
 
@@ -58,9 +58,8 @@ class Tokenizer:
     def __init__(self, document: bytes, *, bos_id: int, eos_id: int):
         parsed = orjson.loads(document)
         if parsed["model"]["type"] != "BPE" or parsed["model"].get("byte_fallback"):
-            raise CheckpointError(
-                f"tokenizer.json: model type {parsed['model']['type']!r} is not supported; DeepSeek's are byte-level BPE"
-            )
+            kind = parsed["model"]["type"]
+            raise CheckpointError(f"tokenizer.json: model type {kind!r} is not supported; DeepSeek's is byte-level BPE")
         added = parsed["added_tokens"]
         self._marked = RawTokenizer.from_str(document.decode())
         self._plain = RawTokenizer.from_str(orjson.dumps(parsed | {"added_tokens": []}).decode())
@@ -77,8 +76,8 @@ class Tokenizer:
     def open(cls, checkpoint: Path, *, bos_id: int, eos_id: int) -> "Tokenizer":
         """Read ``tokenizer.json`` of a checkpoint folder; the ids come from its ModelSpec.
 
-        Raises CheckpointError: no such file, not a byte-level BPE, or a ``tokenizer_config.json`` whose bos or eos token
-        has another id than the model's config.
+        Raises CheckpointError: no such file, not a byte-level BPE, or a ``tokenizer_config.json`` whose bos or eos
+        token has another id than the model's config.
         """
         path = checkpoint / "tokenizer.json"
         try:

@@ -143,9 +143,9 @@ def _level(effort: str | int | None, abilities: Abilities) -> str | int | None:
         return abilities.efforts[effort]
     names = [*(["none"] if abilities.thinking == "switch" else []), *abilities.efforts]
     numbers = " or an integer from 1 to 100" if abilities.numeric_effort else ""
+    known = ", ".join(names) or "no efforts"
     raise InvalidRequestError(
-        f"reasoning_effort: encoding {abilities.name} knows {', '.join(names) or 'no efforts'}{numbers}, got {effort!r}",
-        "reasoning_effort",
+        f"reasoning_effort: encoding {abilities.name} knows {known}{numbers}, got {effort!r}", "reasoning_effort"
     )
 
 
@@ -156,7 +156,7 @@ def _check_tool_results(turns: tuple[Turn, ...]) -> None:
         if turn.role == "tool":
             if turn.call_id not in open_calls:
                 raise InvalidRequestError(
-                    f"messages[{i}]: tool_call_id {turn.call_id[:64]!r} answers no call of the assistant message before it",
+                    f"messages[{i}]: tool_call_id {turn.call_id[:64]!r} answers no call of the assistant before it",
                     f"messages[{i}].tool_call_id",
                 )
         else:

@@ -1,8 +1,8 @@
-"""Prompts of DeepSeek-V3.1: V3's layout, ``<think>`` or ``</think>`` behind every ``<｜Assistant｜>``, calls as bare JSON.
+"""Prompts of DeepSeek-V3.1: V3's layout, a think tag behind every ``<｜Assistant｜>``, calls as bare JSON.
 
-Layout and the wording of the tools section from the release's model card and chat template (facts: models.md section 10).
-Reasoning of earlier turns is always dropped. The card documents tool calls for thinking off; with thinking on the prompt
-is the same but for the last tag.
+Layout and the wording of the tools section from the release's model card and chat template (facts: models.md section
+10). Reasoning of earlier turns is always dropped. The card documents tool calls for thinking off; with thinking on the
+prompt is the same but for the last tag. Behind a tool result the answer goes on without a header, so without thinking.
 """
 
 from longread.wire.encoding.conversation import Conversation, Turn, to_json

@@ -1,8 +1,8 @@
 """Prompts of DeepSeek-V4 (preview, and the 0731/0813 releases): no tool role, effort as a text before the system text.
 
 Layout from the release's encoder (facts: models.md section 10). Neighbouring user turns and tool results are one user
-turn, its parts a blank line apart, results in the order of their calls. Earlier reasoning is dropped before the last user
-turn, but kept everywhere where tools are offered. ``v41`` shares the turn writer.
+turn, its parts a blank line apart, results in the order of their calls. Earlier reasoning is dropped before the last
+user turn, but kept everywhere where tools are offered. ``v41`` shares the turn writer.
 """
 
 from collections.abc import Sequence
