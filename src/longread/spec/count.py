@@ -6,8 +6,8 @@ every function to published totals.
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from longread.spec.errors import ConfigError
 from longread.spec.inventory import TensorSpec, inventory
@@ -15,6 +15,7 @@ from longread.spec.model import ModelSpec, SharedKVSpec
 from longread.spec.state import state_groups
 
 _OUTSIDE = ("mtp", "vision")  # stored, but not part of what a text token meets
+_TABLES = "engram_table"
 _LAYER = re.compile(r"layers\.(\d+)\.")
 _PLAIN = {"float32": 4, "bfloat16": 2, "float16": 2}
 PACKINGS = (*_PLAIN, "fp8", "fp8_ds_mla", "fp8_ds_mla_mxfp4", "nvfp4")
@@ -31,17 +32,25 @@ class Rows:
     tokens_per_row: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Tally:
+    """One pass over the inventory: numbers by part, numbers a token is multiplied with, bytes and tensors."""
+
+    parts: dict[str, int]
+    active: int
+    prompt: int
+    nbytes: int
+    tensors: int
+
+
 def parameters(spec: ModelSpec) -> int:
     """Numbers of the backbone: no scales, hash tables, drafter, vision tower or Engram tables."""
-    return sum(_numbers(t) for t in _weights(spec) if t.part not in _OUTSIDE and not _is_table(t))
+    return sum(numbers for part, numbers in _tally(spec).parts.items() if part not in (*_OUTSIDE, _TABLES))
 
 
 def parameters_by_part(spec: ModelSpec) -> dict[str, int]:
     """Numbers of everything stored, by ``TensorSpec.part``; the drafter is "mtp", Engram's tables "engram_table"."""
-    parts: dict[str, int] = defaultdict(int)
-    for tensor in _weights(spec):
-        parts["engram_table" if _is_table(tensor) else tensor.part] += _numbers(tensor)
-    return dict(parts)
+    return dict(_tally(spec).parts)
 
 
 def active_parameters(spec: ModelSpec) -> int:
@@ -49,7 +58,7 @@ def active_parameters(spec: ModelSpec) -> int:
 
     Of the routed experts top_k / routed. MLA's W_kvb counts once: absorbed, it is applied to the one token.
     """
-    return sum(_active(spec, t) for t in _weights(spec))
+    return _tally(spec).active
 
 
 def prompt_parameters(spec: ModelSpec) -> int:
@@ -58,18 +67,17 @@ def prompt_parameters(spec: ModelSpec) -> int:
     V4.1 is a causal encoder-decoder: prompt tokens only run the layers below its last key-value source, and that
     source's compressor. Other models run all layers.
     """
-    end = _encoder_end(spec)
-    return sum(_active(spec, t) for t in _weights(spec) if t.part != "head" and _meets_prompt(t, end))
+    return _tally(spec).prompt
 
 
 def checkpoint_bytes(spec: ModelSpec) -> int:
     """Payload bytes of the native checkpoint: every tensor with its scales, without file headers."""
-    return sum(tensor.nbytes for tensor in inventory(spec))
+    return _tally(spec).nbytes
 
 
 def tensor_count(spec: ModelSpec) -> int:
     """Tensors of the native checkpoint, scales included."""
-    return sum(1 for _ in inventory(spec))
+    return _tally(spec).tensors
 
 
 def kv_bytes_per_token(spec: ModelSpec, packing: str = "bfloat16") -> dict[str, float]:
@@ -197,32 +205,35 @@ def _rotary(spec: ModelSpec) -> int:
     return spec.compressed.rope_head_dim if spec.compressed is not None else 0
 
 
-def _weights(spec: ModelSpec) -> Iterator[TensorSpec]:
-    """Everything that is a parameter: scales belong to their weight, hash tables are ids."""
-    return (t for t in inventory(spec) if t.scale_of is None and t.dtype != "int64")
-
-
-def _numbers(tensor: TensorSpec) -> int:
-    return tensor.elements * 2 if tensor.dtype == "int8" else tensor.elements
+@lru_cache(maxsize=32)  # a planner asks for many contexts of few models; a pass takes up to 0.3 s
+def _tally(spec: ModelSpec) -> _Tally:
+    parts: dict[str, int] = defaultdict(int)
+    active = prompt = nbytes = tensors = 0
+    end = spec.shared_kv.kv_sources[-1] if spec.shared_kv is not None else None
+    for tensor in inventory(spec):
+        nbytes, tensors = nbytes + tensor.nbytes, tensors + 1
+        if tensor.scale_of is not None or tensor.dtype == "int64":
+            continue  # a scale belongs to its weight, a hash table holds expert ids
+        numbers = tensor.elements * 2 if tensor.dtype == "int8" else tensor.elements
+        parts[_TABLES if _is_table(tensor) else tensor.part] += numbers
+        if _is_multiplied(spec, tensor):
+            active += numbers
+            prompt += numbers if tensor.part != "head" and _meets_prompt(tensor, end) else 0
+    return _Tally(parts, active, prompt, nbytes, tensors)
 
 
 def _is_table(tensor: TensorSpec) -> bool:
     return tensor.name.endswith(".engram.embed.weight")
 
 
-def _active(spec: ModelSpec, tensor: TensorSpec) -> int:
-    """Numbers of a tensor that are multiplied with the token, 0 for look-ups and element-wise vectors."""
+def _is_multiplied(spec: ModelSpec, tensor: TensorSpec) -> bool:
+    """Whether a token is multiplied with this matrix: no look-ups, no element-wise vectors."""
     lookup = tensor.part in ("embed", *_OUTSIDE) or _is_table(tensor) or len(tensor.shape) < 2
     if lookup or tensor.name.endswith((".ape", ".engram.q_weight", ".engram.k_weight")):
-        return 0
-    if tensor.part == "experts":  # all experts are alike, so the sum over them is exact
-        expert = int(tensor.name.split(".experts.")[1].split(".")[0])
-        return _numbers(tensor) if expert < spec.moe.top_k else 0
-    return _numbers(tensor)
-
-
-def _encoder_end(spec: ModelSpec) -> int | None:
-    return spec.shared_kv.kv_sources[-1] if spec.shared_kv is not None else None
+        return False
+    if tensor.part == "experts":  # all experts are alike, so counting the first top_k of a layer is exact
+        return int(tensor.name.split(".experts.")[1].split(".")[0]) < spec.moe.top_k
+    return True
 
 
 def _meets_prompt(tensor: TensorSpec, end: int | None) -> bool:

@@ -43,6 +43,7 @@ LAYERS_MAX = 1024  # bounds what a hostile file can make us enumerate
 EXPERTS_MAX = 4096
 FP4_BLOCK = 32
 
+_DSPARK_KEYS = ("dspark_block_size", "dspark_markov_rank", "dspark_noise_token_id", "dspark_target_layer_ids")
 _OWN: dict[Family, tuple[str, str]] = {
     "deepseek_v2": ("DeepSeek-V2", "DeepseekV2ForCausalLM"),
     "deepseek_v3": ("DeepSeek-V3", "DeepseekV3ForCausalLM"),
@@ -129,7 +130,7 @@ def _v4_model(f: Fields, label: str) -> ModelSpec:
     _common_switches(f)
     f.exactly_if_there("mlp_bias", False)
     compressed, stages = _compressed(f, layers, heads, known_ratios=(0, 4, 128))
-    dspark = _dspark(f, layers, stages, vocab) if f.has("dspark_block_size") else None
+    dspark = _dspark(f, layers, stages, vocab) if any(f.has(key) for key in _DSPARK_KEYS) else None
     predicted = f.integer("num_nextn_predict_layers", low=0, high=16)
     # DeepSeek's DSpark files keep the 1 of the preview; the trailing ratios count the stages that are stored.
     if predicted != stages and not (dspark is not None and predicted == 1):
@@ -195,7 +196,7 @@ def _v41_model(root: Fields, label: str) -> ModelSpec:
         rope=rope,
         moe=_v4_moe(f, hash_layers=0, quant=quant, hidden=hidden),
         mtp_layers=stages,
-        torch_dtype=_dtype(root),
+        torch_dtype=_dtype(root, own="dtype"),
         quant=quant,
         compressed=compressed,
         indexer=_indexer(f, rotary=compressed.rope_head_dim),
@@ -221,10 +222,10 @@ def _token(f: Fields, key: str, vocab: int) -> int:
     return f.integer(key, low=0, high=vocab - 1)
 
 
-def _dtype(f: Fields) -> Literal["bfloat16", "float16", "float32"]:
-    """``torch_dtype``, which newer transformers writes as ``dtype``."""
+def _dtype(f: Fields, own: str = "torch_dtype") -> Literal["bfloat16", "float16", "float32"]:
+    """``torch_dtype``, which newer transformers writes as ``dtype``; ``own`` is the one in DeepSeek's file."""
     known = ("bfloat16", "float16", "float32")
-    key = "dtype" if f.has("dtype") and not f.has("torch_dtype") else "torch_dtype"
+    key = next((name for name in ("torch_dtype", "dtype") if f.has(name)), own)
     value = f.choice(key, known)
     if key == "torch_dtype" and f.has("dtype"):
         f.exactly("dtype", value)

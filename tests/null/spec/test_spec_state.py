@@ -1,0 +1,73 @@
+"""Page identity and state groups."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from longread.spec.releases import release
+from longread.spec.state import PAGE_TOKENS, cache_root, page_hash, pages_for, state_groups
+
+TOKENS = st.lists(st.integers(0, 2**31 - 1), max_size=40)
+
+
+@given(st.integers(0, 10**9))
+def test_pages_for_is_the_least_that_holds(tokens: int) -> None:
+    pages = pages_for(tokens)
+    assert pages * PAGE_TOKENS >= tokens > (pages - 1) * PAGE_TOKENS or tokens == pages == 0
+
+
+@given(TOKENS, TOKENS)
+def test_page_hash_tells_different_token_runs_apart(a: list[int], b: list[int]) -> None:
+    root = b"r" * 16
+    assert (page_hash(root, a) == page_hash(root, b)) == (a == b)
+    assert page_hash(root, a) == page_hash(root, tuple(a))
+    assert len(page_hash(root, a)) == 16
+
+
+@given(TOKENS, TOKENS)
+def test_a_chain_depends_on_everything_before(a: list[int], b: list[int]) -> None:
+    root = b"r" * 16
+    same_end = page_hash(page_hash(root, a), [1, 2, 3]) == page_hash(page_hash(root, b), [1, 2, 3])
+    assert same_end == (a == b)
+
+
+def test_page_hash_is_pinned() -> None:
+    """A silent change would turn every stored page into a miss; raise CACHE_FORMAT knowingly instead."""
+    assert page_hash(b"\0" * 16, range(256)).hex() == "65d169dcbc055b777b60937838df07de"
+
+
+def test_root_changes_with_model_weights_and_format() -> None:
+    spec = release("DeepSeek-V4-Flash")
+    assert spec.compress_rope is not None
+    other_rope = replace(spec, compress_rope=replace(spec.compress_rope, factor=8.0))
+    roots = {
+        cache_root(spec, "a", "float32"),
+        cache_root(spec, "b", "float32"),
+        cache_root(spec, "a", "bfloat16"),
+        cache_root(other_rope, "a", "float32"),
+        cache_root(release("DeepSeek-V3"), "a", "float32"),
+    }
+    assert len(roots) == 5
+    assert cache_root(spec, "a", "float32") in roots
+
+
+def test_groups_of_mla_are_rows_only() -> None:
+    (group,) = state_groups(release("DeepSeek-V3"))
+    assert (group.name, group.width, len(group.layers), group.rows_per_page) == ("latent", 576, 61, PAGE_TOKENS)
+
+
+def test_groups_of_v4_follow_the_ratios() -> None:
+    spec = release("DeepSeek-V4-Flash")
+    groups = {g.name: g for g in state_groups(spec)}
+    assert (groups["csa"].rows_per_page, groups["hca"].rows_per_page) == (64, 2)
+    assert groups["csa"].layers[0] == 2 and groups["hca"].layers[0] == 3
+    assert len(groups["window"].layers) == spec.layers
+    assert groups["csa_score"].fill == -float("inf") and groups["hca_sum"].fill == 0.0
+    assert all(PAGE_TOKENS % g.tokens_per_row == 0 for g in groups.values())
+
+
+def test_v41_has_no_groups_yet() -> None:
+    with pytest.raises(NotImplementedError, match="deepseek_v41"):
+        state_groups(release("DeepSeek-V4.1-Flash"))
