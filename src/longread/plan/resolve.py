@@ -171,8 +171,8 @@ def _pools(
         )
     if pages < seqs:
         raise ConfigError(
-            f"the cache holds {pages} pages, fewer than one for each of max_num_seqs={seqs} sequences "
-            f"({_size(page)} a page); raise kv_cache_memory_bytes or lower max_num_seqs"
+            f"the cache{'' if budget is None else f' of {_size(budget)}'} holds {pages} pages, fewer than one for each of "
+            f"max_num_seqs={seqs} sequences ({_size(page)} a page); raise kv_cache_memory_bytes or lower max_num_seqs"
         )
     return _Pools(pages, snapshots)
 
