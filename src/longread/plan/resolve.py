@@ -170,9 +170,10 @@ def _pools(
             "raise kv_cache_memory_bytes or set enable_prefix_caching=false"
         )
     if pages < seqs:
+        beside = "" if budget is None else f" of {_size(budget)}"
         raise ConfigError(
-            f"the cache{'' if budget is None else f' of {_size(budget)}'} holds {pages} pages, fewer than one for each of "
-            f"max_num_seqs={seqs} sequences ({_size(page)} a page); raise kv_cache_memory_bytes or lower max_num_seqs"
+            f"the cache{beside} holds {pages} pages, fewer than one for each of max_num_seqs={seqs} sequences "
+            f"({_size(page)} a page); raise kv_cache_memory_bytes or lower max_num_seqs"
         )
     return _Pools(pages, snapshots)
 
