@@ -10,7 +10,7 @@ from longread.spec.errors import LongreadError
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
-    from longread.plan.resolve import ResolvedConfig
+    from longread.spec.config import ResolvedConfig
     from longread.spec.model import ModelSpec
 
 ENGINE_FLAGS = (
@@ -79,8 +79,7 @@ def spec_lines(spec: "ModelSpec") -> list[str]:
 
     kv = count.kv_bytes_per_token(spec)
     lines = [
-        f"{spec.label} ({spec.family}, {spec.layers} layers, vocabulary {spec.vocab:,}, "
-        f"up to {spec.max_position:,} tokens)",
+        f"{spec.label} ({spec.family}): {spec.layers} layers, vocabulary {spec.vocab:,}, {spec.max_position:,} tokens",
         f"  parameters         {count.parameters(spec):>22,}  ({count.active_parameters(spec):,} active a token)",
         f"  checkpoint bytes   {count.checkpoint_bytes(spec):>22,}  (MTP and scales included)",
         f"  KV bytes a token   {sum(kv.values()):>22,.1f}  in bfloat16: "

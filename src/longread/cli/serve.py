@@ -16,9 +16,8 @@ from longread.cli.parser import Parser, UsageError, whole
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
-    from longread.plan.resolve import ResolvedConfig
     from longread.server.options import ServerOptions
-    from longread.spec.config import EngineOptions
+    from longread.spec.config import EngineOptions, ResolvedConfig
     from longread.spec.engine import EngineInfo
 
 ENCODINGS = ("auto", "v3", "r1", "v3.1", "v3.2", "v4", "v4-0731", "v4.1")

@@ -30,7 +30,7 @@ from longread.wire.tokenizer import Tokenizer
 from longread.wire.types import ChatTemplateKwargs, validate
 
 
-class LoadInterrupted(ConfigError):
+class LoadInterruptedError(ConfigError):
     """The server was stopped while the model loaded."""
 
 
@@ -89,7 +89,7 @@ def _load(path: Path, spec: ModelSpec, resolved: ResolvedConfig, stopping: threa
 
         def progress(done: int, total: int) -> None:
             if stopping.is_set():
-                raise LoadInterrupted("stopped while the model was loading")
+                raise LoadInterruptedError("stopped while the model was loading")
             report(done, total)
 
         return load_engine(path, spec, resolved, progress=progress)

@@ -4,14 +4,16 @@ Knows: tokenizer and stop strings. Must not know: chat markup, response shapes.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from longread.server.driver import Subscription
 from longread.spec.engine import FinishEvent, TokenEvent
 from longread.spec.errors import EngineFailedError, OverloadedError, RequestError
 from longread.wire.detokenize import IncrementalDetokenizer, StopChecker
+from longread.wire.responses import Json, token_logprob
 from longread.wire.tokenizer import Tokenizer
 from longread.wire.types import GenerateFields
+
+LOGPROB_FLOOR = -9999.0  # JSON has no infinity; vLLM's value for an impossible token
 
 
 class ChoiceText:
@@ -22,6 +24,7 @@ class ChoiceText:
         self._stops = StopChecker(fields.stop or (), include=bool(fields.include_stop_str_in_output))
         self.token_ids: list[int] = []
         self.ended: FinishEvent | None = None
+        self._taken = 0
 
     @property
     def matched(self) -> str | None:
@@ -39,6 +42,12 @@ class ChoiceText:
         if self.matched is None and event.reason in ("failed", "cancelled"):
             raise _error_of(event, subscription)
         return self._stops.push(self._detokenizer.flush()) + self._stops.flush()
+
+    def take_new_ids(self) -> list[int]:
+        """Ids since the last call."""
+        new = self.token_ids[self._taken :]
+        self._taken = len(self.token_ids)
+        return new
 
     @property
     def completion_tokens(self) -> int:
@@ -69,28 +78,42 @@ def _error_of(event: FinishEvent, subscription: Subscription) -> RequestError:
     return EngineFailedError(f"the engine failed on this request: {event.error}; others go on", code="request_failed")
 
 
-@dataclass(frozen=True, slots=True)
-class Timings:
-    """The ``timings`` object of an answer, milliseconds: TTFT = queue + prefill, E2E = TTFT + decode.
+class TokenLogprobs:
+    """Log-probability entries of one choice that have not been sent yet, in chat's shape."""
 
-    Of several choices: from the arrival to the first choice's schedule, the first token of any, the end of the last.
+    def __init__(self, tokenizer: Tokenizer):
+        self._tokenizer = tokenizer
+        self._entries: list[Json] = []
+
+    def add(self, event: TokenEvent) -> None:
+        token, raw, logprob = self._entry(event.token_id, event.logprob if event.logprob is not None else LOGPROB_FLOOR)
+        self._entries.append(token_logprob(token, raw, logprob, [self._entry(i, p) for i, p in event.top]))
+
+    def _entry(self, token_id: int, logprob: float) -> tuple[str, bytes, float]:
+        tokenizer = self._tokenizer
+        return tokenizer.token_text(token_id), tokenizer.token_bytes(token_id), max(logprob, LOGPROB_FLOOR)
+
+    def take(self) -> list[Json]:
+        entries, self._entries = self._entries, []
+        return entries
+
+
+def timings_of(texts: Iterable[ChoiceText]) -> Json:
+    """``{"timings": {...}}`` in milliseconds: TTFT = queue + prefill, E2E = TTFT + decode. Empty without a token.
+
+    Of several choices: the first one's arrival and scheduling, the first token of any, the end of the last.
     """
-
-    queue_ms: float
-    prefill_ms: float
-    ttft_ms: float
-    decode_ms: float
-    e2e_ms: float
-
-    @classmethod
-    def of(cls, events: Iterable[FinishEvent]) -> "Timings | None":
-        """None where no choice got as far as a token."""
-        times = [event.times for event in events if event.times.first_token]
-        if not times:
-            return None
-        arrived = min(t.arrived for t in times)
-        scheduled = min(t.scheduled for t in times)
-        first = min(t.first_token for t in times)
-        end = max(t.finished for t in times)
-        spans = (scheduled - arrived, first - scheduled, first - arrived, end - first, end - arrived)
-        return cls(*(round(span * 1000, 3) for span in spans))
+    ends = [text.ended.times for text in texts if text.ended is not None]
+    times = [t for t in ends if t.first_token]
+    if not times:
+        return {}
+    arrived, scheduled = min(t.arrived for t in times), min(t.scheduled for t in times)
+    first, end = min(t.first_token for t in times), max(t.finished for t in times)
+    spans = {
+        "queue_ms": scheduled - arrived,
+        "prefill_ms": first - scheduled,
+        "ttft_ms": first - arrived,
+        "decode_ms": end - first,
+        "e2e_ms": end - arrived,
+    }
+    return {"timings": {name: round(span * 1000, 3) for name, span in spans.items()}}

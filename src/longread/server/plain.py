@@ -44,8 +44,9 @@ async def model(request: Request) -> Response:
     state = state_of(request)
     info = state.driver.engine_info
     name = state.check_model(request.path_params["model"])
-    found = model_list((name,), created=state.created, max_model_len=info.max_model_len)
-    return json_response(found["data"][0])
+    listed = model_list(state.model_names, created=state.created, max_model_len=info.max_model_len)["data"]
+    assert isinstance(listed, list)
+    return json_response(listed[state.model_names.index(name)])
 
 
 async def metrics(request: Request) -> Response:

@@ -5,11 +5,13 @@ Knows: sampling fields, the driver, threads. Must not know: routes, response sha
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
 
 from longread.server.driver import Subscription
+from longread.server.output import ChoiceText
 from longread.server.state import ServerState
-from longread.spec.engine import Event, GenerationRequest
+from longread.spec.engine import Event, FinishEvent, GenerationRequest, TokenEvent
 from longread.wire.sampling import to_sampling
 from longread.wire.types import ChatRequest, CompletionRequest
 
@@ -67,3 +69,44 @@ async def batches(subscription: Subscription) -> AsyncIterator[list[Event]]:
             return
         first = False
         yield events
+
+
+class Choice(Protocol):
+    """One of an answer's choices, as ``feed`` drives it."""
+
+    @property
+    def text(self) -> ChoiceText: ...
+
+    def token(self, event: TokenEvent) -> Sequence[Any]: ...
+
+    def finish(self, event: FinishEvent, subscription: Subscription) -> Sequence[Any]: ...
+
+
+AnyChoice = TypeVar("AnyChoice", bound=Choice)
+
+
+def feed(
+    state: ServerState, subscription: Subscription, choices: Sequence[AnyChoice], events: Iterable[Event]
+) -> Iterator[tuple[AnyChoice, Sequence[Any]]]:
+    """Each event's choice and what became certain with it. A matched stop string ends the request in the engine.
+
+    Raises the RequestError of a request that did not end by itself.
+    """
+    for event in events:
+        choice = choices[subscription.choice[event.request_id]]
+        if isinstance(event, FinishEvent):
+            yield choice, choice.finish(event, subscription)
+        elif choice.text.matched is None:
+            yield choice, choice.token(event)
+            if choice.text.matched is not None:
+                state.driver.stop(event.request_id)
+
+
+async def run_to_end(state: ServerState, subscription: Subscription, choices: Sequence[AnyChoice]) -> None:
+    """For answers in one piece. Whatever way it ends, nothing of it goes on in the engine."""
+    try:
+        async for events in batches(subscription):
+            for _ in feed(state, subscription, choices, events):
+                pass
+    finally:
+        state.driver.cancel(subscription)

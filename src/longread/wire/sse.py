@@ -70,9 +70,9 @@ class ChunkStream:
             data["usage"] = counts
         return event(data | extra if extra else data)
 
-    def usage(self, counts: Json) -> bytes:
-        """The last chunk before ``[DONE]``."""
-        return self._chunk([], counts)
+    def usage(self, counts: Json, extra: Json | None = None) -> bytes:
+        """The last chunk before ``[DONE]``; ``extra``: further fields beside ``usage``."""
+        return self._chunk([], counts, extra)
 
 
 class ChatStream(ChunkStream):

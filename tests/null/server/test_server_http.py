@@ -82,7 +82,7 @@ BODIES = {
     "unknown field": b'{"model":"fake","messages":[{"role":"user","content":"x"}],"tempratur":1}',
     "unknown role": b'{"model":"fake","messages":[{"role":"wizard","content":"x"}]}',
     "no messages": b'{"model":"fake","messages":[]}',
-    "an image": b'{"model":"fake","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}}]}]}',
+    "an image": b'{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}}]}]}',
 }
 
 

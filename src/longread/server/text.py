@@ -1,0 +1,56 @@
+"""POST /tokenize and /detokenize: what the engine would be given, and what its ids mean.
+
+Knows: tokenizer, encoding. Must not know: engines beyond their limits.
+"""
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from longread.server.body import offload, read_body
+from longread.server.errors import json_response
+from longread.server.state import ServerState, state_of
+from longread.spec.errors import InvalidRequestError
+from longread.wire import responses
+from longread.wire.body import parse_json
+from longread.wire.encoding.conversation import conversation
+from longread.wire.types import DetokenizeRequest, TokenizeChatRequest, TokenizeTextRequest, validate
+
+
+async def tokenize(request: Request) -> Response:
+    """``prompt`` as /v1/completions would send it, or ``messages`` as /v1/chat/completions would."""
+    state = state_of(request)
+    limit = state.driver.engine_info.max_model_len
+    body = await read_body(request, state.options.max_body_bytes)
+    ids, strings = await offload(len(body), lambda: _tokenize(state, body))
+    return json_response(responses.tokenize_response(ids, limit, strings))
+
+
+def _tokenize(state: ServerState, body: bytes) -> tuple[list[int], list[str] | None]:
+    data = parse_json(body)
+    fields: TokenizeChatRequest | TokenizeTextRequest
+    if isinstance(data, dict) and "messages" in data:
+        fields = validate(TokenizeChatRequest, data)
+        rendered = state.encoding.render(conversation(fields, state.encoding.abilities, state.template_defaults))
+        ids = list(state.tokenizer.encode_prompt(rendered.pieces).ids)
+    else:
+        fields = validate(TokenizeTextRequest, data)
+        bos = [] if fields.add_special_tokens is False else [state.tokenizer.bos_id]
+        ids = [*bos, *state.tokenizer.encode(fields.prompt, special=True)]
+    state.check_model(fields.model)
+    return ids, [state.tokenizer.token_text(i) for i in ids] if fields.return_token_strs else None
+
+
+async def detokenize(request: Request) -> Response:
+    state = state_of(request)
+    body = await read_body(request, state.options.max_body_bytes)
+    return json_response(responses.detokenize_response(await offload(len(body), lambda: _detokenize(state, body))))
+
+
+def _detokenize(state: ServerState, body: bytes) -> str:
+    fields = validate(DetokenizeRequest, parse_json(body))
+    state.check_model(fields.model)
+    size = state.tokenizer.vocab_size
+    bad = next((i for i in fields.tokens if i >= size), None)
+    if bad is not None:
+        raise InvalidRequestError(f"tokens: id {bad} is outside 0..{size - 1}", param="tokens")
+    return state.tokenizer.decode(fields.tokens, skip_special=False)
