@@ -65,7 +65,7 @@ class FreeRuns:
             heapq.heappop(self._longest)
         end = self._end[start]
         spare = end - start - room
-        if start == 0 or spare < room:
+        if start == 0 or spare < max(room, 2):
             return start
         self._cut(start)
         middle = start + spare // 2
