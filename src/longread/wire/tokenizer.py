@@ -1,8 +1,8 @@
 """Text to token ids and back, over a checkpoint's ``tokenizer.json``.
 
 Two views of one vocabulary: with the added tokens (markup in the text becomes special tokens) and without (the same
-text is plain text). Everything a person wrote goes through the second. Knows files and ids; knows no roles or templates.
-Encoding releases the interpreter lock, so long prompts may be encoded in a thread.
+text is plain text). Everything a person wrote goes through the second. Knows files and ids; knows no roles, no
+templates. Encoding releases the interpreter lock, so long prompts may be encoded in a thread.
 """
 
 import re

@@ -1,7 +1,7 @@
 """One block of tool calls in the output, letter by letter: the markup of each family to names and JSON arguments.
 
-Knows one block, from its opening tag to whatever ends it; what stands around it is ``parsing``'s. Text that is no markup
-goes back through the sink, so nothing is lost. Three syntaxes (facts: models.md section 10):
+Knows one block, from its opening tag to whatever ends it; what stands around it is ``parsing``'s. Text that is no
+markup goes back through the sink, so nothing is lost. Three syntaxes (facts: models.md section 10):
 
 - "fenced" (V3, R1): ``<｜tool▁call▁begin｜>function<｜tool▁sep｜>name``, newline, arguments in a json fence;
 - "bare" (V3.1): ``<｜tool▁call▁begin｜>name<｜tool▁sep｜>arguments``;
@@ -9,8 +9,8 @@ goes back through the sink, so nothing is lost. Three syntaxes (facts: models.md
 
 Inside a JSON string an end tag is text. Where that string never ends (malformed JSON), the first such tag was the end
 after all; that is known only when the output ends, so what follows the tag is held until then. A DSML value that claims
-to be JSON and is not becomes a JSON string, so complete DSML calls always have valid arguments. Arguments of a call that
-is cut off stay cut off: they must not look callable.
+to be JSON and is not becomes a JSON string, so complete DSML calls always have valid arguments. Arguments of a call
+that is cut off stay cut off: they must not look callable.
 """
 
 import json
@@ -59,8 +59,8 @@ def closer(syntax: ToolSyntax) -> str:
 class ToolBlock:
     """A state machine over a small buffer. ``done``: the block is over and ``rest`` belongs to the text around it.
 
-    ``known``: where given, a call of another name is text (inside reasoning, where markup may be a quotation); None: any
-    name is a call, which the client can answer with an error.
+    ``known``: where given, a call of another name is text (inside reasoning, where markup may be a quotation); None:
+    any name is a call, which the client can answer with an error.
     """
 
     def __init__(self, syntax: ToolSyntax, sink: Sink, opener: str, known: Collection[str] | None):
@@ -110,9 +110,10 @@ class ToolBlock:
         elif self._state == self._json_value:
             self._sink.arguments("".join(self._value) + rest)
         elif self._state == self._json_args:
-            self._sink.arguments(rest)
-            if not truncated and _is_json("".join(self._value) + rest):
+            if _is_json("".join(self._value)):  # whole already; the rest is the beginning of an end tag
                 self._sink.end()
+            else:
+                self._sink.arguments(rest)
         elif self._state == self._body:
             self._trailing(rest)
             if not truncated:
@@ -187,6 +188,8 @@ class ToolBlock:
             return None
         if self._syntax == "bare":
             return before.strip(), behind, before + sep
+        if before.strip() != "function":  # the only type there is; anything else would be lost with the head
+            return "", behind, before + sep
         name, newline, body = behind.partition("\n")
         if not newline or (len(body) < len(_FENCE) and _FENCE.startswith(body)):
             return None

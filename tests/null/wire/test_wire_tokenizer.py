@@ -1,0 +1,159 @@
+"""Tokenizing and detokenizing with the real V4 tokenizer, and stop strings."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from wiretok import v4_tokenizer
+
+from longread.spec.errors import CheckpointError
+from longread.wire.detokenize import IncrementalDetokenizer, StopChecker
+from longread.wire.encoding import ENCODINGS
+from longread.wire.encoding.conversation import conversation
+from longread.wire.encoding.pieces import Piece
+from longread.wire.tokenizer import Tokenizer
+from longread.wire.types import ChatRequest, validate
+
+SAMPLES = [
+    "def f(x: int) -> str:\n\treturn f'{x!r}'  # tab and spaces   \r\n\n\n",
+    "深度求索的长文本：测试「引号」、全角，ひらがな カタカナ 한국어",
+    "👩‍👩‍👧‍👦🏳️‍🌈 e\u0301 n\u0303 \u202e rtl \u0000 nul \ufeff bom \ufffd",
+    "Zalgo: Z\u0311\u0306a\u0324\u0300l\u0302g\u033co",
+    "1234567890 3.14159 0xDEADBEEF 1_000_000",
+    "",
+    " ",
+    "\n",
+]
+
+
+@pytest.mark.parametrize("text", SAMPLES)
+def test_round_trip(text):
+    tok = v4_tokenizer()
+    ids = tok.encode(text)
+    assert tok.decode(ids) == text
+    detok = IncrementalDetokenizer(tok)
+    assert "".join(map(detok.push, ids)) + detok.flush() == text
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.text(max_size=60))
+def test_round_trip_of_any_text(text):
+    tok = v4_tokenizer()
+    assert tok.decode(tok.encode(text)) == text
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.integers(0, 129279), max_size=30), st.booleans())
+def test_any_ids_stream_to_what_decode_gives(ids, skip):
+    """Random ids are random bytes: broken characters, special tokens, holes."""
+    tok = v4_tokenizer()
+    detok = IncrementalDetokenizer(tok, skip_special=skip)
+    assert "".join(map(detok.push, ids)) + detok.flush() == tok.decode(ids, skip_special=skip)
+
+
+def test_an_unfinished_character_is_held_back():
+    tok = v4_tokenizer()
+    ids = tok.encode("🦤")
+    assert len(ids) > 1
+    detok = IncrementalDetokenizer(tok)
+    assert [detok.push(i) for i in ids] == [""] * (len(ids) - 1) + ["🦤"]
+    detok = IncrementalDetokenizer(tok)
+    assert detok.push(ids[0]) == "" and detok.flush() == "\ufffd"
+
+
+def test_special_text_becomes_special_only_when_asked():
+    tok = v4_tokenizer()
+    assert tok.encode("</think>", special=True) == [128822] == [tok.id_of("</think>")]
+    plain = tok.encode("</think>")
+    assert 128822 not in plain and tok.decode(plain) == "</think>"
+    encoded = tok.encode_prompt(
+        [Piece("<｜User｜>", True), Piece("<｜User｜> a </think>", False), Piece("</think>", True)]
+    )
+    assert encoded.ids[0] == 128803 and encoded.ids[-1] == 128822
+    assert encoded.ids.count(128803) == 1 and encoded.ids.count(128822) == 1
+    assert encoded.neutralised == 2
+
+
+def test_markup_that_the_vocabulary_lacks_is_text():
+    tok = v4_tokenizer()
+    assert not tok.has("<｜System｜>")
+    encoded = tok.encode_prompt([Piece("a", False), Piece("<｜System｜>", True), Piece("b", False)])
+    assert encoded.ids == tok.encode("a<｜System｜>b") and encoded.neutralised == 0
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_piecewise_ids_equal_those_of_the_whole_string(name):
+    """What makes prompts equal to the releases' own encoders, as long as nobody quotes markup."""
+    tok = v4_tokenizer()
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    messages = [
+        {"role": "system", "content": "You are brief.\n"},
+        {"role": "user", "content": "你好  world 123"},
+        {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": '{"x": [1]}'}}]},
+        {"role": "tool", "tool_call_id": "a", "content": "\n ok"},
+    ]
+    request = validate(ChatRequest, {"messages": messages, "tools": [tool]})
+    rendered = ENCODINGS[name].render(conversation(request, ENCODINGS[name].abilities))
+    encoded = tok.encode_prompt(rendered.pieces)
+    assert encoded.ids == tok.encode(rendered.text, special=True)
+    assert encoded.neutralised == 0
+
+
+def test_hidden_and_visible_special_tokens():
+    tok = v4_tokenizer()
+    assert tok.decode([0, 128822, 1]) == "</think>"
+    assert tok.decode([0], skip_special=False) == "<｜begin▁of▁sentence｜>"
+    assert tok.token_bytes(10**9) == b"" and tok.token_text(128822) == "</think>"
+    vocabulary = tok.vocabulary()
+    assert len(vocabulary) == tok.vocab_size == 129280 and vocabulary[tok.encode("hi")[0]] == b"hi"
+
+
+def test_a_missing_or_wrong_tokenizer_is_a_checkpoint_error(tmp_path):
+    with pytest.raises(CheckpointError, match="not found"):
+        Tokenizer.open(tmp_path, bos_id=0, eos_id=1)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"not a tokenizer\.json"):
+        Tokenizer.open(tmp_path, bos_id=0, eos_id=1)
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False) | {"special": True}
+    model = {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}
+    tiny = {"version": "1.0", "model": model, "added_tokens": [{"id": 2, "content": "<e>", **flags}]}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tiny))
+    assert Tokenizer.open(tmp_path, bos_id=0, eos_id=1).encode("ba<e>", special=True) == [1, 0, 2]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "<e>"}}))
+    with pytest.raises(CheckpointError, match="has id 2, but config"):
+        Tokenizer.open(tmp_path, bos_id=0, eos_id=1)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tiny | {"model": {"type": "Unigram", "vocab": []}}))
+    with pytest.raises(CheckpointError, match="'Unigram' is not supported"):
+        Tokenizer.open(tmp_path, bos_id=0, eos_id=1)
+
+
+def naive_stop(text, stops, include):
+    for end in range(len(text) + 1):
+        hits = [(end - len(s), s) for s in stops if text[:end].endswith(s)]
+        if hits:
+            at, stop = min(hits)
+            return text[: end if include else at], stop
+    return text, None
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.text("ab", max_size=4), max_size=10),
+    st.lists(st.text("abc", min_size=1, max_size=4), max_size=3),
+    st.booleans(),
+)
+def test_stop_strings_over_any_chunks(chunks, stops, include):
+    checker = StopChecker(stops, include=include)
+    out = ""
+    for chunk in chunks:
+        out += checker.push(chunk)
+    out += checker.flush()
+    assert (out, checker.matched) == naive_stop("".join(chunks), stops, include)
+
+
+def test_stop_checker_holds_back_only_what_may_become_a_stop():
+    checker = StopChecker(["<end>"])
+    assert checker.push("abc<e") == "abc" and checker.push("x") == "<ex"
+    assert checker.push("<end") == "" and checker.push(">tail") == "" and checker.matched == "<end>"
+    assert checker.push("more") == "" == checker.flush()
