@@ -29,6 +29,8 @@ from longread.wire.encoding import encoding_for
 from longread.wire.tokenizer import Tokenizer
 from longread.wire.types import ChatTemplateKwargs, validate
 
+STOP_SECONDS = 10.0  # for a load that was interrupted: it ends at the next tensor
+
 
 class LoadInterruptedError(ConfigError):
     """The server was stopped while the model loaded."""
@@ -71,6 +73,7 @@ def serve_checkpoint(
         serve(create_app(state), driver, http, listener, on_ready)
     finally:
         stopping.set()
+        driver.join(STOP_SECONDS)
 
 
 def _template_defaults(given: Mapping[str, object]) -> ChatTemplateKwargs | None:

@@ -14,7 +14,7 @@ from longread.server.driver import Subscription
 from longread.server.errors import json_response
 from longread.server.output import ChoiceText, TokenLogprobs, timings_of
 from longread.server.state import ServerState, state_of
-from longread.server.streaming import EventStream, while_connected
+from longread.server.streaming import EventStream
 from longread.server.work import batches, engine_requests, feed, new_id, run_to_end, start
 from longread.spec.engine import FinishEvent, TokenEvent
 from longread.spec.errors import RequestError
@@ -105,7 +105,7 @@ async def create(request: Request) -> Response:
     if prompt.fields.stream:
         chunks = stream(state, subscription, choices, prompt, answer_id)
         return EventStream(chunks, state.driver, subscription)
-    await while_connected(request.receive, run_to_end(state, subscription, choices))
+    await run_to_end(state, request.receive, subscription, choices)
     answer = responses.chat_response(
         answer_id,
         prompt.model,

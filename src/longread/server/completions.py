@@ -14,14 +14,16 @@ from longread.server.driver import Subscription
 from longread.server.errors import json_response
 from longread.server.output import ChoiceText, TokenLogprobs, timings_of
 from longread.server.state import ServerState, state_of
-from longread.server.streaming import EventStream, while_connected
+from longread.server.streaming import EventStream
 from longread.server.work import batches, engine_requests, feed, new_id, run_to_end, start
 from longread.spec.engine import FinishEvent, TokenEvent
-from longread.spec.errors import RequestError
+from longread.spec.errors import InvalidRequestError, RequestError
 from longread.wire import responses, sse
 from longread.wire.body import parse_json
 from longread.wire.responses import Json
 from longread.wire.types import CompletionRequest, validate
+
+MAX_CHOICES = 2048  # of one call: what a body of many short prompts can ask for is bounded before it is tokenised
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,7 @@ async def create(request: Request) -> Response:
     if fields.stream:
         chunks = stream(state, subscription, choices, prompts, answer_id)
         return EventStream(chunks, state.driver, subscription)
-    await while_connected(request.receive, run_to_end(state, subscription, choices))
+    await run_to_end(state, request.receive, subscription, choices)
     answer = responses.completion_response(
         answer_id,
         prompts.model,
@@ -121,10 +123,15 @@ def prepare(state: ServerState, body: bytes) -> CompletionPrompts:
     """From bytes to prompt ids. A text prompt may hold markup and gets BOS unless told otherwise, as in vLLM."""
     fields = validate(CompletionRequest, parse_json(body))
     model = state.check_model(fields.model)
+    texts = fields.prompts
+    if len(texts) * fields.choices > MAX_CHOICES:
+        raise InvalidRequestError(
+            f"prompt: {len(texts)} prompts times n={fields.choices} exceed {MAX_CHOICES} choices; send less at once",
+            param="prompt",
+        )
     bos = () if fields.add_special_tokens is False else (state.tokenizer.bos_id,)
     ids = tuple(
-        (*bos, *state.tokenizer.encode(prompt, special=True)) if isinstance(prompt, str) else prompt
-        for prompt in fields.prompts
+        (*bos, *state.tokenizer.encode(prompt, special=True)) if isinstance(prompt, str) else prompt for prompt in texts
     )
     return CompletionPrompts(fields, model, ids)
 

@@ -21,9 +21,11 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from longread.spec.engine import Engine, EngineInfo, EngineStats, Event, FinishEvent, GenerationRequest, TokenEvent
-from longread.spec.errors import EngineFailedError, LongreadError, OverloadedError, RequestError
+from longread.spec.errors import EngineFailedError, OverloadedError, RequestError
 
 logger = logging.getLogger("longread.server")
+
+JOIN_SECONDS = 60.0  # a step in progress ends first; one that never ends must not hold the process
 
 State = Literal["loading", "ready", "closing", "failed", "closed"]
 
@@ -120,6 +122,7 @@ class EngineDriver:
         self._idle = asyncio.Event()
         self._idle.set()
         self._engine: Engine | None = None
+        self._closing = False
         self.state: State = "loading"
         self.error: BaseException | None = None
         self.stats = EngineStats()
@@ -184,7 +187,10 @@ class EngineDriver:
             self._drop(request_id, "cancelled")
 
     async def close(self, drain_seconds: float = 0.0) -> None:
-        """Refuse new requests, give the others ``drain_seconds``, fail the rest, end the thread."""
+        """Refuse new requests, give the others ``drain_seconds``, fail the rest, end the thread. Again: nothing."""
+        if self._closing:
+            return
+        self._closing = True
         if self.state == "ready":
             self.state = "closing"
             if self._live and drain_seconds > 0:
@@ -197,11 +203,16 @@ class EngineDriver:
         loading = self.state == "loading"
         self.state = "closed" if self.state != "failed" else "failed"
         self._commands.put(_Close())
-        # A load cannot be interrupted from here: the daemon thread sees the closed state when it ends.
-        if self._thread is not None and not loading:
-            await asyncio.to_thread(self._thread.join)
+        # A load cannot be interrupted from here: the thread finds the command when it ends.
+        if not loading:
+            await asyncio.to_thread(self.join, JOIN_SECONDS)
         self._end_all(lambda: OverloadedError("the server is shutting down: ask another one, or try again later"))
         self._loaded.set()
+
+    def join(self, seconds: float) -> None:
+        """Wait for the engine thread; from any thread."""
+        if self._thread is not None:
+            self._thread.join(seconds)
 
     def hurry(self) -> None:
         """End the draining of a ``close`` now."""
@@ -215,7 +226,7 @@ class EngineDriver:
                 "the server is shutting down: ask another one, or try again later", code="shutting_down"
             )
         if self.state == "failed":
-            raise EngineFailedError(f"the engine has failed and must be restarted: {self.error}", code="engine_failed")
+            raise _broken(self.error)
 
     def _drop(self, request_id: str, why: str) -> None:
         live = self._live.get(request_id)
@@ -272,12 +283,7 @@ class EngineDriver:
 
     def _broke(self, error: BaseException) -> None:
         self.state, self.error = "failed", error
-        self._end_all(
-            lambda: EngineFailedError(
-                f"the engine failed while it worked on this request: {error}; the server must be restarted",
-                code="engine_failed",
-            )
-        )
+        self._end_all(lambda: _broken(error))
         self._loaded.set()
 
     # Engine side.
@@ -293,23 +299,18 @@ class EngineDriver:
         # A process edge: whatever happens on this thread becomes the state of the server and the end of every request.
         try:
             engine = self._make()
-        except BaseException as error:  # noqa: BLE001
-            self._report(error, "loading the model failed")
+        except BaseException as error:
+            logger.debug("loading the model failed", exc_info=error)  # whoever waits for ``loaded`` gets it raised
+            self._post(self._broke, error)
             return
         self._post(self._became_ready, engine)
         try:
             self._serve(engine)
-        except BaseException as error:  # noqa: BLE001
-            self._report(error, "the engine failed; all its requests are ended")
+        except BaseException as error:
+            logger.error("the engine failed; all its requests are ended", exc_info=error)
+            self._post(self._broke, error)
         finally:
             engine.close()
-
-    def _report(self, error: BaseException, what: str) -> None:
-        if isinstance(error, LongreadError):
-            logger.error("%s: %s", what, error)
-        else:
-            logger.error(what, exc_info=error)
-        self._post(self._broke, error)
 
     def _serve(self, engine: Engine) -> None:
         while True:
@@ -340,6 +341,14 @@ class EngineDriver:
                 commands.append(self._commands.get_nowait())
             except queue.Empty:
                 return commands
+
+
+def _broken(error: BaseException | None) -> EngineFailedError:
+    """What clients are told: not the error's text, which may name this machine's files."""
+    return EngineFailedError(
+        f"the engine has failed ({type(error).__name__}) and must be restarted; the server's log says why",
+        code="engine_failed",
+    )
 
 
 def _failed(request: GenerationRequest, error: RequestError) -> FinishEvent:

@@ -19,7 +19,7 @@ async def health(request: Request) -> Response:
     """Live: the process answers and the engine has not failed. 200 while the model loads."""
     driver = state_of(request).driver
     if driver.state == "failed":
-        return json_response({"status": "failed", "detail": str(driver.error)}, status=503)
+        return json_response({"status": "failed", "detail": type(driver.error).__name__}, status=503)
     return json_response({"status": "ok"})
 
 

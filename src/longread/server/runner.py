@@ -19,6 +19,7 @@ from longread.spec.engine import EngineInfo
 from longread.spec.errors import ConfigError
 
 _BACKLOG = 2048
+_KEEP_ALIVE_SECONDS = 75  # longer than clients keep idle connections, or they meet one that just closed
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -100,6 +101,7 @@ class Server(uvicorn.Server):
                 ws="none",
                 http="httptools",
                 lifespan="on",
+                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=max(1, round(options.shutdown_timeout)),
             )
         )

@@ -8,9 +8,12 @@ import uuid
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
+from starlette.types import Receive
+
 from longread.server.driver import Subscription
 from longread.server.output import ChoiceText
 from longread.server.state import ServerState
+from longread.server.streaming import while_connected
 from longread.spec.engine import Event, FinishEvent, GenerationRequest, TokenEvent
 from longread.wire.sampling import to_sampling
 from longread.wire.types import ChatRequest, CompletionRequest
@@ -102,11 +105,17 @@ def feed(
                 state.driver.stop(event.request_id)
 
 
-async def run_to_end(state: ServerState, subscription: Subscription, choices: Sequence[AnyChoice]) -> None:
+async def run_to_end(
+    state: ServerState, receive: Receive, subscription: Subscription, choices: Sequence[AnyChoice]
+) -> None:
     """For answers in one piece. Whatever way it ends, nothing of it goes on in the engine."""
-    try:
+
+    async def run() -> None:
         async for events in batches(subscription):
             for _ in feed(state, subscription, choices, events):
                 pass
+
+    try:
+        await while_connected(receive, run())
     finally:
         state.driver.cancel(subscription)
