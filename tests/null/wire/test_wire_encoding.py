@@ -302,3 +302,9 @@ def test_unknown_encoding_is_refused_with_the_list():
     with pytest.raises(ConfigError) as caught:
         encoding_for("v5", "deepseek_v4", "x", has_think=True)
     assert all(name in str(caught.value) for name in ENCODING_NAMES)
+
+
+def test_v32_heads_an_answer_behind_every_user_turn():
+    messages = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
+    assert render("v3.2", messages).text == full("^U:aA:</think>U:bA:</think>")
+    assert render("v3.2", messages, **thinking(True)).text == full("^U:aA:</think>U:bA:<think>")

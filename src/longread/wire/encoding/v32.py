@@ -48,7 +48,7 @@ def render_v32(conv: Conversation) -> Rendered:
         elif turn.role == "user":
             out.markup(USER)
             out.text(joined(turn))
-            if not last and turns[i + 1].role == "assistant":
+            if not last:  # the header belongs to the user turn, whatever follows it
                 out.markup(ASSISTANT, THINK if conv.thinking and i == last_user else END_THINK)
                 headed = True
         else:
