@@ -63,6 +63,20 @@ class Serving:
         return asyncio.run_coroutine_threadsafe(read(), self.loop).result(10)
 
 
+def make_state(
+    make: Callable[[], FakeEngine], tokenizer: Tokenizer, options: ServerOptions, encoding: str = "v3.1"
+) -> ServerState:
+    """A server's parts around an engine that ``make`` will return."""
+
+    def read() -> tuple | None:
+        return (driver.engine_info, driver.stats) if driver.state == "ready" else None
+
+    metrics = ServerMetrics(read)
+    driver = EngineDriver(make, max_num_queued_reqs=options.max_num_queued_reqs, observer=metrics)
+    chat = encoding_for(encoding, family="deepseek_v3", label="fixture", has_think=tokenizer.has("<think>"))
+    return ServerState(driver, metrics, tokenizer, chat, options, (MODEL,), "0.0.0")
+
+
 @contextmanager
 def serving(
     *,
@@ -78,20 +92,15 @@ def serving(
     engine = FakeEngine(
         script=answers.script, model=MODEL, vocab=tokenizer.vocab_size, eos_id=tokenizer.eos_id, **engine_options
     )
-    options = replace(options or ServerOptions(), port=0, shutdown_timeout=0.2)
 
     def make() -> FakeEngine:
         if loading is not None:
             loading.wait(30)
         return engine
 
-    def read() -> tuple | None:
-        return (engine.info, driver.stats) if driver.state == "ready" else None
-
-    metrics = ServerMetrics(read)
-    driver = EngineDriver(make, max_num_queued_reqs=options.max_num_queued_reqs, observer=metrics)
-    chat = encoding_for(encoding, family="deepseek_v3", label="fixture", has_think=tokenizer.has("<think>"))
-    state = ServerState(driver, metrics, tokenizer, chat, options, (MODEL,), "0.0.0")
+    options = replace(options or ServerOptions(), port=0, shutdown_timeout=0.2)
+    state = make_state(make, tokenizer, options, encoding)
+    driver = state.driver
     listener = bind("127.0.0.1", 0)
     server = Server(create_app(state), driver, options)
     started, loops = threading.Event(), []

@@ -1,0 +1,1 @@
+"""Argument parsing only; a command imports the rooms it needs when it runs."""

@@ -8,6 +8,7 @@ import difflib
 from collections.abc import Sequence
 from typing import NoReturn
 
+from longread.spec.config import parse_tokens
 from longread.spec.errors import ConfigError
 
 
@@ -56,28 +57,12 @@ def refuse_unknown(unknown: Sequence[str], parser: Parser) -> None:
     raise UsageError(f"{parser.prog}: unexpected argument {first!r}; see {parser.prog} --help")
 
 
-def size(text: str) -> int:
-    """Bytes: a whole number, or one with K, M, G or T for powers of 1024 (``4G``, ``512MiB``)."""
-    units = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
-    bare = text.strip().lower().removesuffix("b").removesuffix("i")
-    number, unit = (bare[:-1], bare[-1]) if bare and bare[-1].isalpha() else (bare, "")
-    try:
-        value = float(number) * (1 << units[unit])
-    except (KeyError, ValueError, OverflowError):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size; write bytes, or 512M, 4G") from None
-    if not 0 < value < 1 << 60:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size above 0")
-    return int(value)
-
-
 def count(text: str) -> int:
-    """Whole numbers >= 1, with K and M for 1024s as in ``--max-model-len 128K``."""
-    units = {"k": 1 << 10, "m": 1 << 20}
-    unit = units.get(text[-1:].lower(), 1)
+    """Whole numbers >= 1; 8K is 8192 and 8k is 8000, as in the engine's options."""
     try:
-        value = int(text[:-1] if unit > 1 else text) * unit
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number (128K means 131072)") from None
+        value = parse_tokens("value", text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is below 1")
     return value

@@ -1,0 +1,1 @@
+"""OpenAI-compatible HTTP over any ``Engine``: admission, streaming, cancelling, metrics. Knows no tensors."""
