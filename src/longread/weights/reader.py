@@ -44,7 +44,7 @@ from longread.spec.errors import (
 from longread.spec.inventory import TensorSpec, inventory
 from longread.spec.loaded import is_drafter, loaded_dtype
 from longread.spec.model import ModelSpec
-from longread.weights.safetensors import INDEX_NAME, TORCH_DTYPES, Shard, StoredTensor
+from longread.weights.safetensors import INDEX_NAME, MAX_HEADER_BYTES, TORCH_DTYPES, Shard, StoredTensor
 
 Progress = Callable[[int, int], None]  # (bytes read, bytes to read)
 CHECKED_BYTES = 4 << 20
@@ -161,10 +161,18 @@ class Checkpoint:
                 result = quant.dequantise_fp8(stored, scale, spec.quant.block, dtype)
         if result.nbytes <= CHECKED_BYTES:
             self._refuse_non_finite(name, result)
+        if result.data_ptr() != stored.data_ptr():
+            self._release(name)
         return result
 
+    def _release(self, name: str) -> None:
+        """Resident file pages of a decoded tensor would be counted as this process's memory for no use."""
+        entry = self.tensors[name]
+        self._shards[entry.file].release(entry)
+
     def _refuse_non_finite(self, name: str, values: Tensor) -> None:
-        if values.dtype != torch.int64 and not torch.isfinite(values).all():
+        # The extremes carry every NaN and infinity, and finding them needs no temporary.
+        if values.dtype != torch.int64 and values.numel() and not torch.stack(values.aminmax()).isfinite().all():
             raise NonFiniteTensorError(
                 f"{self.path / self.tensors[name].file}: {name} has NaN or infinity as {values.dtype}; "
                 "the file is damaged (download it again), or its values do not fit this type (load as bfloat16)"
@@ -239,6 +247,8 @@ def _read_index(path: Path) -> dict[str, str] | None:
     """Tensor name -> file name, or None without an index. A file name must be a plain name in the same directory."""
     if not path.is_file():
         return None
+    if path.stat().st_size > MAX_HEADER_BYTES:
+        raise IndexMismatchError(f"{path}: has {path.stat().st_size} bytes, the limit is {MAX_HEADER_BYTES}")
     try:
         index = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:

@@ -19,7 +19,7 @@ from typing import BinaryIO, TypeGuard
 import torch
 from torch import Tensor
 
-from longread.spec.errors import ShardHeaderError, TensorDtypeError, TruncatedShardError
+from longread.spec.errors import CheckpointPathError, ShardHeaderError, TensorDtypeError, TruncatedShardError
 
 INDEX_NAME = "model.safetensors.index.json"
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit; the header of a 92,000-tensor model has 12 MB
@@ -54,16 +54,23 @@ class StoredTensor:
 
 
 class Shard:
-    """One mapped file. Raises ShardHeaderError, TruncatedShardError or TensorDtypeError before any byte is used."""
+    """One mapped file.
+
+    Raises CheckpointPathError (unreadable), ShardHeaderError, TruncatedShardError or TensorDtypeError before any
+    tensor is touched.
+    """
 
     def __init__(self, path: Path):
         self.path = path
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            header, data = _read_header(path, file, size)
-            self.tensors = _entries(path, header, data, size)
-            # ACCESS_COPY is a private mapping: torch sees writable memory, the file never changes.
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        try:
+            size = path.stat().st_size
+            with path.open("rb") as file:
+                header, data = _read_header(path, file, size)
+                self.tensors = _entries(path, header, data, size)
+                # ACCESS_COPY is a private mapping: torch sees writable memory, the file never changes.
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        except OSError as error:
+            raise CheckpointPathError(f"{path}: cannot be read or mapped: {error.strerror}") from error
 
     def tensor(self, entry: StoredTensor) -> Tensor:
         """A view into the mapping; it keeps the mapping alive. (A copy if the file misaligns the tensor.)"""
@@ -74,6 +81,16 @@ class Shard:
         if entry.start % dtype.itemsize:
             raw = raw.clone()
         return raw.view(dtype).view(entry.shape)
+
+    def release(self, entry: StoredTensor) -> None:
+        """Give back the resident pages of a tensor that was decoded into another; a later read maps them again.
+
+        Only whole pages inside the tensor, so that a neighbour's view is untouched. Nobody may have written to it.
+        """
+        first = -(-entry.start // mmap.PAGESIZE) * mmap.PAGESIZE
+        length = entry.stop // mmap.PAGESIZE * mmap.PAGESIZE - first
+        if length > 0:
+            self._map.madvise(mmap.MADV_DONTNEED, first, length)
 
 
 def write_shard(path: Path, entries: Iterable[tuple[str, str, tuple[int, ...]]], tensors: Iterable[Tensor]) -> None:

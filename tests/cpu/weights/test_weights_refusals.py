@@ -1,6 +1,9 @@
 """Every kind of damaged or foreign checkpoint is refused with its own error, before any weight is decoded."""
 
+import errno
 import json
+import mmap
+import os
 import random
 import shutil
 from pathlib import Path
@@ -82,6 +85,14 @@ def test_no_safetensors(root):
     for file in [*root.glob("*.safetensors"), root / INDEX]:
         file.unlink()
     refuse(root, errors.CheckpointPathError, "no safetensors")
+
+
+def test_a_shard_that_cannot_be_mapped(root, monkeypatch):
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(mmap, "mmap", full)
+    refuse(root, errors.CheckpointPathError, FIRST, "Cannot allocate memory")
 
 
 @pytest.mark.parametrize("with_index", [True, False])
@@ -167,6 +178,11 @@ def test_index_lists_an_absent_tensor(root):
 def test_index_is_no_index(root, text):
     (root / INDEX).write_text(text)
     refuse(root, errors.IndexMismatchError, INDEX)
+
+
+def test_index_of_absurd_size(root):
+    os.truncate(root / INDEX, 100_000_001)  # sparse: takes no disk
+    refuse(root, errors.IndexMismatchError, INDEX, "100000001", "100000000")
 
 
 @pytest.mark.parametrize("file", ["../v3/{}", "/etc/{}", "sub/{}", "..\\{}", "..", "", "model.bin"])
