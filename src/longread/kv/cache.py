@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import lcm
 
 from longread.kv import audit
-from longread.kv.chain import ID_BYTES, TokenChain, common_tokens, encode
+from longread.kv.chain import TokenChain, common_tokens, encode
 from longread.kv.index import Entry, PrefixIndex
 from longread.kv.lease import Lease, Match, StateStore
 from longread.kv.policy import SNAPSHOT_INTERVAL, next_landing_point, promised_point
@@ -94,8 +94,6 @@ class KVCache:
         """What one sequence alone can hold, since everything cached can be evicted for it."""
         return self.pool.count * PAGE_TOKENS
 
-    # -- looking up ---------------------------------------------------------------------------------------------------
-
     def chain(self, tokens: Sequence[int] | TokenChain) -> TokenChain:
         """Convert a prompt once; ``match``, ``pending`` and ``open`` then hash no page of it twice."""
         return tokens if isinstance(tokens, TokenChain) else TokenChain(self.index.root.key, tokens)
@@ -110,7 +108,7 @@ class KVCache:
 
         True only while an open lease is still in front of that point of its own prompt, so waiting ends with the lease.
         """
-        if not self.enable_prefix_caching:
+        if not self.enable_prefix_caching or (self.has_rings and not self.snapshots.count):
             return False
         chain, promised = self.chain(tokens), 0
         for lease in self.leases.values():
@@ -123,8 +121,7 @@ class KVCache:
         return promised >= WAIT_GAIN and promised - self.match(chain).cached_tokens >= WAIT_GAIN
 
     def next_snapshot_point(self, prompt_length: int, position: int, interval: int = SNAPSHOT_INTERVAL) -> int | None:
-        """Where the prefill chunk that starts at ``position`` must end at the latest, for ``snapshot`` to be called
-        there.
+        """Where the prefill chunk that starts at ``position`` must end at the latest: ``snapshot`` belongs there.
 
         None: nothing is left to publish by ``snapshot`` before the turn's end.
         """
@@ -167,8 +164,6 @@ class KVCache:
             if parent.snapshot is not None:
                 return _Landing(whole, at=parent)
             whole.pop()
-
-    # -- leases -------------------------------------------------------------------------------------------------------
 
     def open(self, tokens: Sequence[int] | TokenChain) -> Lease:
         """Start a sequence: take a slot, share or copy what is cached of its prompt, load or reset the ring state.
@@ -221,8 +216,7 @@ class KVCache:
         lease.pages.extend(self._take(missing, lease.pages[-1] if lease.pages else None, room))
 
     def commit(self, lease: Lease, new_tokens: Sequence[int]) -> None:
-        """Record that the state of these tokens has been computed, at the lease's position; publish the pages they
-        fill.
+        """Record that the state of the lease's next tokens has been computed; publish the pages that they fill.
 
         Where a page of the same identity is published already, others go on using that one and this lease its own.
         """
@@ -244,28 +238,28 @@ class KVCache:
         ``rolling``: it replaces the lease's previous rolling one. False: nothing could be published (no row, caching
         off, no token).
         """
-        if not self.enable_prefix_caching or not lease.tokens:
-            return False
-        if self.has_rings and not self.snapshots.count:
+        if not self.enable_prefix_caching or not lease.tokens or (self.has_rings and not self.snapshots.count):
             return False
         whole, length = divmod(lease.position, PAGE_TOKENS)
         self._publish(lease, whole)
-        run = encode(lease.tokens[whole * PAGE_TOKENS :])
-        parent = self.index.get(lease.hashes[whole - 1]) if whole else self.index.root
-        if parent is None:
-            raise AssertionError("a page that was just published is not in the index")
-        if not self.has_rings:
-            if length:
-                self._publish_tail(lease, parent, run)
-            return True
-        key = page_hash(parent.key, lease.tokens[whole * PAGE_TOKENS :]) if length else parent.key
-        existing = self.index.get(key)
-        if existing is not None and existing.snapshot is not None:
-            self.snapshots.touch(existing.snapshot)
-            if rolling and lease.rolling is not existing:
+        parent = self.index.entries[lease.hashes[whole - 1]] if whole else self.index.root
+        tokens = lease.tokens[whole * PAGE_TOKENS :]
+        key = page_hash(parent.key, tokens) if length else parent.key
+        if self.has_rings:
+            return self._publish_snapshot(lease, key, parent, encode(tokens), rolling)
+        if length and not self.index.extends(parent, encode(tokens)):
+            self._add(key, parent, encode(tokens), lease.pages[whole])
+        return True
+
+    def _publish_snapshot(self, lease: Lease, key: bytes, parent: Entry, run: bytes, rolling: bool) -> bool:
+        """Save the ring state under ``key``: the page that ends here, or a new tail of ``run`` after ``parent``."""
+        entry = self.index.get(key)
+        if entry is not None and entry.snapshot is not None:
+            self.snapshots.touch(entry.snapshot)
+            if not rolling:
+                entry.rolling_of = None  # from now on it stays, also if its lease moves on
+            elif entry is not lease.rolling:
                 self._drop_rolling(lease)
-            elif not rolling:
-                existing.rolling_of = None
             return True
         if rolling:
             self._drop_rolling(lease)
@@ -276,7 +270,7 @@ class KVCache:
             undo.callback(self.snapshots.release, row)
             self._store.save_snapshot(lease.slot, row)
             undo.pop_all()
-        entry = existing or self._add(key, parent, run, lease.pages[whole])
+        entry = entry or self._add(key, parent, run, lease.pages[parent.depth])
         entry.snapshot = row
         self.snapshots.attach(row, entry)
         if rolling:
@@ -329,8 +323,6 @@ class KVCache:
         ]
         if differences:
             raise AssertionError("prefix cache audit:\n" + "\n".join(differences))
-
-    # -- inside -------------------------------------------------------------------------------------------------------
 
     def _new_lease(self, prompt: TokenChain) -> Lease:
         lease = Lease(self.free_slots.pop(), prompt)
@@ -429,13 +421,6 @@ class KVCache:
         for page in range(known, pages):
             run = encode(lease.tokens[page * PAGE_TOKENS : (page + 1) * PAGE_TOKENS])
             parent = self._add(lease.hashes[page], parent, run, lease.pages[page])
-
-    def _publish_tail(self, lease: Lease, parent: Entry, run: bytes) -> None:
-        """Publish a partial page of a model without rings, unless a longer one of the same lineage is there."""
-        closest, common = self.index.closest(parent, run)
-        if closest is None or common * ID_BYTES < len(run):
-            key = page_hash(parent.key, lease.tokens[parent.depth * PAGE_TOKENS :])
-            self._add(key, parent, run, lease.pages[parent.depth])
 
     def _add(self, key: bytes, parent: Entry, run: bytes, page: int) -> Entry:
         entry, bare = self.index.add(key, parent, run, page)

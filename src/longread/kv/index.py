@@ -65,7 +65,7 @@ class PrefixIndex:
         but prefixes of the run is emptied into the same page, so that one lineage does not go on occupying two.
         """
         at = bisect_left(parent.children, run, key=_run)
-        if at < len(parent.children) and parent.children[at].run.startswith(run):
+        if self.extends(parent, run):
             page = parent.children[at].page
         entry = Entry(key, parent, run, page)
         bare = [
@@ -98,6 +98,11 @@ class PrefixIndex:
             order.extend(each.children)
         order.reverse()
         return order
+
+    def extends(self, parent: Entry, run: bytes) -> bool:
+        """Whether a child of ``parent`` is ``run`` or begins with it."""
+        at = bisect_left(parent.children, run, key=_run)
+        return at < len(parent.children) and parent.children[at].run.startswith(run)
 
     def prefixes(self, parent: Entry, run: bytes) -> Iterator[Entry]:
         """Children of ``parent`` whose run is a proper prefix of ``run``, longest first."""

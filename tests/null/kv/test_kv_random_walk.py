@@ -65,8 +65,6 @@ class Walk(RuleBasedStateMachine):
         self.cache = KVCache(self.groups, ROOT, pages, slots, snapshots, self.store)
         self.naive = NaiveCache(self.cache.has_rings)
 
-    # -- what the engine does -----------------------------------------------------------------------------------------
-
     def _open(self, prompt: list[int]) -> bool:
         self.asked = [*self.asked[-4:], prompt]
         match = self.cache.match(prompt)
@@ -183,8 +181,6 @@ class Walk(RuleBasedStateMachine):
         self.cache.reserve(self.leases[0], self.cache.max_tokens_per_lease)
         assert self.cache.pages_held == self.cache.pool.count
 
-    # -- helpers ------------------------------------------------------------------------------------------------------
-
     def _prefill(self, lease: Lease, length: int, publish: bool) -> bool:
         """One chunk, cut as the policy says. False: the prompt is done, or there was no room."""
         prompt = self.wanted[id(lease)]
@@ -251,8 +247,6 @@ class Walk(RuleBasedStateMachine):
         self.cache.close(lease)
         self.leases.remove(lease)
         self.rolled.pop(id(lease), None)
-
-    # -- what must hold after each step -------------------------------------------------------------------------------
 
     @invariant()
     def audit(self) -> None:
