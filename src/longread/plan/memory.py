@@ -11,9 +11,9 @@ from longread.spec.state import state_groups
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 ATTENTION_BLOCK_BYTES = 64 * 2**20  # scores of one layer that exist at a time: attention works in query blocks
-ATTENTION_BLOCKS = 4  # such blocks at once: scores, probabilities, gathered or expanded rows, and their products
+ATTENTION_BLOCKS = 2  # such blocks at once: scores and what they are computed from
 LIVE_ACTIVATIONS = 12  # [tokens, hidden * streams] tensors alive at the worst place of a layer
-RUNTIME_BYTES = 512 * 2**20  # interpreter, torch and tokenizer as loaded, before any model
+RUNTIME_BYTES = 384 * 2**20  # interpreter, torch, server and a V4 tokenizer as loaded: 296 MiB measured, and slack
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def workspace_bytes(spec: ModelSpec, max_num_batched_tokens: int, num_slots: int
     scores and routing compute in float32). N tokens, D hidden, streams = hyper.mult or 1:
 
     activations   12 * N * D * streams
-    attention     4 score blocks of 64 MiB, which do not grow with the context, plus the step's own queries, keys and
+    attention     2 score blocks of 64 MiB, which do not grow with the context, plus the step's own queries, keys and
                   outputs: ``_attention_floats`` a token
     experts       the larger of one dense FFN (3 * N * dense width) and a MoE layer whose tokens all meet in one expert
                   (N * (top_k + 2) * D gathered rows and sums, 3 * N * F hidden, 4 * N * routed for the router)
