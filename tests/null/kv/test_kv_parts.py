@@ -81,6 +81,17 @@ def test_pool_states_and_order_of_release():
     assert (pool.available, pool.held) == (2, 2)
 
 
+def test_pool_goes_by_the_last_release():
+    pool = PagePool(2)
+    for page in pool.take(2, None, 2):
+        pool.release(page, keep=True)
+        pool.offer(page)
+    pool.hold(0)
+    pool.release(0, keep=True)
+    pool.offer(0)
+    assert pool.oldest(lambda page: True) == 1
+
+
 def test_pool_candidates_do_not_pile_up():
     pool = PagePool(2)
     page = pool.take(1, None, 1)[0]
@@ -155,6 +166,18 @@ def test_index_look_ups_against_plain_search(runs, query):
         index.remove(entry)
     assert not index.on_page
     assert not index.root.children
+
+
+def test_one_lineage_shares_a_page_where_that_frees_another():
+    index = PrefixIndex(b"root")
+    middle, bare = index.add(b"a", index.root, encode([1, 2]), 0)
+    assert (middle.page, bare) == (0, [])
+    longer, bare = index.add(b"b", index.root, encode([1, 2, 3]), 1)
+    assert (longer.page, middle.page, bare) == (1, 1, [0])
+    shorter, bare = index.add(b"c", index.root, encode([1]), 2)
+    assert (shorter.page, bare) == (1, [])
+    index.add(b"d", index.root, encode([1, 2, 4]), 3)  # another continuation: page 1 is needed anyway
+    assert (middle.page, shorter.page, sorted(index.on_page)) == (1, 1, [1, 3])
 
 
 def test_an_entry_with_children_is_not_removed():
