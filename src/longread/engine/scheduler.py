@@ -26,8 +26,10 @@ from longread.engine.sequence import Timeline
 from longread.kv.cache import KVCache
 from longread.kv.chain import TokenChain
 from longread.spec.errors import CapacityError
+from longread.spec.state import pages_for
 
 BYPASS_LIMIT = 64
+ADMISSION_WINDOW = 64  # waiting requests looked at in one step, so that a long queue costs the running ones nothing
 
 
 class Entry:
@@ -176,8 +178,8 @@ class Scheduler:
     def _admit(self, plan: Schedule) -> None:
         """Start waiting requests; see the module's text."""
         passed: list[Entry] = []  # lack pages; whoever is admitted from here on passes them
-        for entry in list(self._waiting):
-            if len(self._running) >= self._max_num_seqs or any(e.bypassed >= BYPASS_LIMIT for e in passed):
+        for entry in self._waiting[: max(ADMISSION_WINDOW, self._max_num_seqs)]:
+            if len(self._running) >= self._max_num_seqs:
                 break
             if entry.chain is None:
                 entry.chain = self._cache.chain(entry.timeline.tokens)
@@ -188,10 +190,14 @@ class Scheduler:
                 plan.admitted.append(entry.timeline)
                 for other in passed:
                     other.bypassed += 1
+                if any(other.bypassed >= BYPASS_LIMIT for other in passed):
+                    break
             elif not self._running:
                 # Nothing will ever be given back but by sessions, which the caller owns: waiting would be for ever.
                 self.remove(entry.timeline, keep_tail=False)
                 plan.failed.append((entry.timeline, f"no room beside open sessions: {reason}"))
+            elif entry.bypassed >= BYPASS_LIMIT:
+                break
             else:
                 passed.append(entry)
 
@@ -203,6 +209,10 @@ class Scheduler:
         available = self._available()
         if running and entry.hopeless(available, running):
             return CapacityError("nothing was given back since the last try")
+        wanted = pages_for(len(chain)) - self._cache.match(chain).full_pages
+        if wanted + running > available:  # certain without taking anything
+            entry.missed(available, running)
+            return CapacityError(f"{wanted} pages wanted beside {running} running sequences, {available} available")
         lease = None
         try:
             lease = self._cache.open(chain)

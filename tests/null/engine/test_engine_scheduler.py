@@ -1,0 +1,241 @@
+"""The schedule: budget, fairness, admission, preemption. No model: computing is committing."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from longread.engine import scheduler as scheduling
+from longread.engine.batch import gather
+from longread.engine.scheduler import Schedule, Scheduler, split_budget
+from longread.engine.sequence import Timeline
+from longread.kv.cache import KVCache
+from longread.spec.state import PAGE_TOKENS, StateGroup
+
+ROWS = StateGroup("latent", "rows", (0,), 1)
+RING = StateGroup("window", "ring", (0,), 1, ring_rows=4)
+
+
+class NoContent:
+    """A StateStore for tests that look at bookkeeping only."""
+
+    def reset_slot(self, slot: int) -> None: ...
+    def copy_page(self, source: int, target: int) -> None: ...
+    def save_snapshot(self, slot: int, snapshot: int) -> None: ...
+    def load_snapshot(self, snapshot: int, slot: int) -> None: ...
+    def copy_slot(self, source: int, target: int) -> None: ...
+
+
+class Bench:
+    """A scheduler whose granted tokens are committed at once; finished prompts then decode ``output`` tokens."""
+
+    def __init__(self, pages: int = 64, seqs: int = 8, budget: int = 64, rings: bool = False, caching: bool = True):
+        groups = (ROWS, RING) if rings else (ROWS,)
+        self.cache = KVCache(groups, b"root", pages, seqs, 8, NoContent(), caching)
+        self.scheduler = Scheduler(
+            self.cache, max_num_seqs=seqs, max_num_batched_tokens=budget, snapshot_interval=4096
+        )
+        self.budget = budget
+        self.outputs: dict[str, int] = {}
+        self.done: list[str] = []
+        self.failed: list[str] = []
+        self.live: dict[str, Timeline] = {}
+
+    def add(self, key: str, tokens: list[int], output: int = 4) -> Timeline:
+        timeline = Timeline(key, tokens)
+        self.live[key] = timeline
+        self.outputs[key] = output
+        self.scheduler.add(timeline)
+        return timeline
+
+    def step(self) -> Schedule:
+        plan = self.scheduler.schedule()
+        assert sum(g.length for g in plan.grants) <= self.budget
+        assert len({g.timeline.key for g in plan.grants}) == len(plan.grants)
+        for timeline, _ in plan.failed:
+            self.failed.append(timeline.key)
+            del self.live[timeline.key]
+        for grant in plan.grants:
+            timeline = grant.timeline
+            assert grant.length > 0
+            timeline.advance(self.cache, grant.length, grant.cut)
+            if timeline.remaining == 0:
+                timeline.tokens.append(len(timeline.tokens) % 50)
+                if len(timeline.tokens) - timeline.prompt_length >= self.outputs[timeline.key]:
+                    self.done.append(timeline.key)
+                    self.scheduler.remove(timeline, keep_tail=True)
+                    del self.live[timeline.key]
+        self.cache.check()
+        return plan
+
+    def run(self, limit: int = 10_000) -> int:
+        steps = 0
+        while self.live:
+            self.step()
+            steps += 1
+            assert steps < limit, f"still alive after {limit} steps: {sorted(self.live)}"
+        return steps
+
+
+def numbers(count: int, seed: int) -> list[int]:
+    draw = random.Random(seed)
+    return [draw.randrange(50) for _ in range(count)]
+
+
+@given(
+    budget=st.integers(0, 600),
+    demands=st.lists(st.tuples(st.integers(1, 500), st.integers(0, 500)), max_size=8),
+)
+def test_split_uses_the_budget_and_feeds_the_oldest(budget: int, demands: list[tuple[int, int]]) -> None:
+    wanted = [(want, want + more) for want, more in demands]
+    lengths = split_budget(budget, wanted)
+    assert len(lengths) == len(wanted)
+    assert all(0 <= n <= want for n, (want, _) in zip(lengths, wanted, strict=True))
+    assert sum(lengths) == min(budget, sum(want for want, _ in wanted))
+    if wanted and budget:
+        assert lengths[0] >= min(wanted[0][0], -(-budget // 2))
+
+
+def test_short_prompts_pass_in_one_step_beside_a_book() -> None:
+    bench = Bench(budget=64, pages=64)
+    book = bench.add("book", numbers(8000, 1))
+    bench.step()
+    for i in range(3):
+        bench.add(f"short{i}", numbers(10, 2 + i), output=1)
+    before = book.computed
+    bench.step()
+    assert bench.done == ["short0", "short1", "short2"]
+    assert book.computed - before == 64 - 30
+
+
+def test_a_book_is_not_starved_by_a_stream_of_short_prompts() -> None:
+    bench = Bench(budget=64, pages=64, seqs=16)
+    bench.add("book", numbers(3200, 1), output=1)
+    for step in range(110):
+        if "book" not in bench.live:
+            break
+        for i in range(2):
+            bench.add(f"s{step}.{i}", numbers(31, 1000 + 2 * step + i), output=1)
+        bench.step()
+    assert "book" in bench.done, "half of the budget must have read it in 100 steps"
+
+
+def test_short_prompts_are_not_starved_by_books() -> None:
+    bench = Bench(budget=64, pages=128)
+    for i in range(3):
+        bench.add(f"book{i}", numbers(6000, i))
+    bench.step()
+    bench.add("short", numbers(20, 9), output=1)
+    bench.step()
+    assert bench.done == ["short"]
+
+
+@pytest.mark.parametrize("budget", [1, 2, 3])
+def test_budget_below_the_number_of_sequences_rotates(budget: int) -> None:
+    bench = Bench(budget=budget, seqs=6)
+    for i in range(6):
+        bench.add(f"r{i}", numbers(5 + i, i), output=5)
+    bench.run()
+    assert sorted(bench.done) == [f"r{i}" for i in range(6)]
+
+
+def test_a_prompt_waits_for_the_one_that_computes_its_prefix() -> None:
+    bench = Bench(budget=300)
+    prompt = numbers(1000, 1)
+    first, second = bench.add("a", prompt), bench.add("b", [*prompt, 3])
+    bench.step()
+    assert first.lease is not None
+    assert second.lease is None
+    bench.run()
+    assert bench.cache.prefix_hits >= 768
+
+
+def test_latest_arrival_is_preempted_and_the_oldest_goes_on() -> None:
+    bench = Bench(pages=4, budget=1024, caching=False)
+    first = bench.add("first", numbers(500, 1), output=400)
+    bench.add("second", numbers(200, 2), output=200)
+    preempted: list[str] = []
+    for _ in range(2000):
+        if not bench.live:
+            break
+        preempted += [t.key for t in bench.step().preempted]
+        assert "first" not in bench.live or first.lease is not None
+    assert set(preempted) == {"second"}
+    assert sorted(bench.done) == ["first", "second"]
+
+
+def test_a_large_request_is_passed_only_so_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduling, "BYPASS_LIMIT", 3)
+    bench = Bench(pages=8, budget=2048, seqs=4)
+    bench.add("holder", numbers(1000, 1), output=250)
+    bench.step()
+    large = bench.add("large", numbers(1500, 2))
+    for i in range(8):
+        bench.add(f"small{i}", numbers(20, 10 + i), output=2)
+    bench.run()
+    order = bench.done
+    assert order.index("small2") < order.index("holder") < order.index("large")
+    assert [k for k in order[: order.index("holder")] if k.startswith("small")] == ["small0", "small1", "small2"]
+    assert large.lease is None
+
+
+def test_what_open_leases_keep_from_a_lone_request_fails_it() -> None:
+    bench = Bench(pages=4)
+    held = bench.cache.open(numbers(700, 1))
+    bench.cache.reserve(held, 700)
+    bench.add("r", numbers(600, 2))
+    bench.step()
+    assert bench.failed == ["r"]
+    bench.cache.close(held)
+    bench.cache.check()
+
+
+def test_chunks_end_at_snapshot_points() -> None:
+    bench = Bench(budget=4096, rings=True)
+    timeline = bench.add("r", numbers(1000, 1), output=1)
+    ends = []
+    while bench.live:
+        bench.step()
+        ends.append(timeline.computed)
+    assert ends[:-1] == [256, 768, 999]
+    assert bench.cache.match(timeline.tokens[:1000]).cached_tokens == 999
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), rings=st.booleans())
+def test_every_request_finishes_on_a_small_pool(data: st.DataObject, rings: bool) -> None:
+    pages = data.draw(st.integers(3, 8))
+    bench = Bench(
+        pages=pages, seqs=data.draw(st.integers(1, 5)), budget=data.draw(st.sampled_from([1, 7, 64, 300])), rings=rings
+    )
+    count = data.draw(st.integers(1, 10))
+    for i in range(count):
+        length = data.draw(st.integers(1, pages * PAGE_TOKENS - 40))
+        if bench.budget == 1:
+            length = min(length, 60)
+        bench.add(f"r{i}", numbers(length, data.draw(st.integers(0, 2))), output=data.draw(st.integers(1, 40)))
+        if data.draw(st.booleans()):
+            bench.step()
+    bench.run()
+    assert sorted(bench.done) == sorted(f"r{i}" for i in range(count))
+    assert bench.cache.pages_held == 0
+
+
+def test_gather_lays_segments_end_to_end_and_samples_complete_ones() -> None:
+    bench = Bench(budget=64)
+    short, book = bench.add("short", [5, 6, 7]), bench.add("book", numbers(200, 1))
+    plan = bench.scheduler.schedule()
+    batch = gather(plan.grants)
+    assert len(batch.token_ids) == 64 == len(batch.positions)
+    offset = 0
+    for segment, grant in zip(batch.segments, plan.grants, strict=True):
+        assert segment.offset == offset
+        assert grant.timeline.lease is not None
+        assert segment.slot == grant.timeline.lease.slot
+        assert list(batch.token_ids[offset : offset + segment.length]) == grant.timeline.tokens[: segment.length]
+        assert list(batch.positions[offset : offset + segment.length]) == list(range(segment.length))
+        assert len(segment.pages) * PAGE_TOKENS >= segment.end
+        offset = segment.offset + segment.length
+    assert batch.sampling == (short,)
+    assert batch.token_ids[batch.logit_rows[0]] == 7
+    assert book.computed == 0
