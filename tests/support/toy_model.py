@@ -4,9 +4,12 @@ All arithmetic is on small integers, so its outputs are the same bit for bit how
 or moved between pages; a wrong page, a stale slot or a lost snapshot changes them.
 """
 
+import random
 from collections.abc import Mapping, Sequence
 
 import torch
+from torch import Tensor
+
 from longread.engine.core import Core
 from longread.engine.engine import LocalEngine
 from longread.engine.runner import Runner
@@ -16,7 +19,6 @@ from longread.kv.tensors import StateTensors
 from longread.models.inputs import StepInputs
 from longread.spec.engine import EngineInfo
 from longread.spec.state import PAGE_TOKENS, StateGroup
-from torch import Tensor
 
 VOCAB = 97
 EOS = 1
@@ -124,4 +126,4 @@ def toy_engine(
         cache, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, snapshot_interval=interval
     )
     runner = Runner(model or ToyModel(groups), store.views)
-    return LocalEngine(Core(info, runner, cache, scheduler, groups, store.views, None, interval))
+    return LocalEngine(Core(info, runner, cache, scheduler, groups, store.views, None, interval, random.Random(0)))

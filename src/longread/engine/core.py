@@ -3,13 +3,15 @@
 Knows the parts; decides nothing.
 """
 
-from collections.abc import Mapping
+import random
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from longread.engine.grammar import GrammarCompiler, GrammarState
 from longread.engine.runner import Runner
+from longread.engine.sampling_state import SamplingState
 from longread.engine.scheduler import Scheduler
 from longread.kv.cache import KVCache
 from longread.spec.engine import EngineInfo, SamplingParams
@@ -21,6 +23,7 @@ from longread.spec.state import StateGroup
 class Core:
     """``state``: the storage of ``groups`` by name (spec/state.py), which ``cache`` keeps the books of and ``runner``'s
     model reads and writes. ``grammars`` None: the checkpoint has no tokenizer.json, so no structured output.
+    ``draws`` makes the seeds of requests that bring none.
     """
 
     info: EngineInfo
@@ -31,6 +34,16 @@ class Core:
     state: Mapping[str, Tensor]
     grammars: GrammarCompiler | None
     snapshot_interval: int
+    draws: random.Random
+
+    def sampling(self, params: SamplingParams, prompt: Sequence[int]) -> SamplingState:
+        """Fresh sampling state for one output behind ``prompt``. Raises InvalidRequestError (the grammar).
+
+        On the engine's thread: a missing seed is the next one of the engine's own draws.
+        """
+        grammar = self.grammar(params)
+        seed = self.draws.getrandbits(64) if params.seed is None else params.seed
+        return SamplingState(params, prompt, self.info.eos_id, seed, grammar)
 
     def grammar(self, params: SamplingParams) -> GrammarState | None:
         """Compile (or find) the grammar, from any thread. Raises InvalidRequestError."""

@@ -14,7 +14,6 @@ from longread.engine.batch import Batch, gather
 from longread.engine.core import Core
 from longread.engine.request import Request
 from longread.engine.sampler import Sample
-from longread.engine.sampling_state import SamplingState
 from longread.engine.scheduler import Grant, Schedule
 from longread.engine.session import Session
 from longread.engine.validate import check_request
@@ -51,9 +50,8 @@ class LocalEngine:
         check_request(request, self._info)
         if request.request_id in self._requests:
             raise InvalidRequestError(f"request_id {request.request_id!r} is in use", param="request_id")
-        eos_id = self._info.eos_id
-        sampling = SamplingState(request.sampling, request.prompt, eos_id, self._core.grammar(request.sampling))
-        accepted = Request(request, sampling, eos_id, self._info.max_request_tokens)
+        sampling = self._core.sampling(request.sampling, request.prompt)
+        accepted = Request(request, sampling, self._info.eos_id, self._info.max_request_tokens)
         self._requests[request.request_id] = accepted
         self._scheduler.add(accepted.timeline)
 

@@ -4,7 +4,6 @@ It is derived from the request and its output alone and lives outside the cache,
 it is. Knows tensors of one row; must not know batches, sequences or events.
 """
 
-import secrets
 from collections.abc import Sequence
 
 import torch
@@ -58,9 +57,11 @@ class Occurrences:
 class SamplingState:
     """One row of the sampler. ``end_ids``: int64, what min_tokens forbids; ``bias_ids``/``bias_values``: logit_bias."""
 
-    def __init__(self, params: SamplingParams, prompt: Sequence[int], eos_id: int, grammar: GrammarState | None):
+    def __init__(
+        self, params: SamplingParams, prompt: Sequence[int], eos_id: int, seed: int, grammar: GrammarState | None
+    ):
         self.params = params
-        self.seed = (secrets.randbits(64) if params.seed is None else params.seed) % 2**64
+        self.seed = seed % 2**64
         self.output_length = 0
         self.grammar = grammar
         ends = set(params.stop_token_ids) if params.ignore_eos else {eos_id, *params.stop_token_ids}

@@ -5,7 +5,8 @@ Knows tokens and a cache lease; must not know sampling, events, tensors or sched
 
 from collections.abc import Sequence
 
-from longread.kv.cache import KVCache, Lease
+from longread.kv.cache import KVCache
+from longread.kv.lease import Lease
 from longread.spec.state import PAGE_TOKENS
 
 

@@ -17,7 +17,7 @@ from longread.engine.sampling_state import SamplingState
 from longread.engine.scheduler import Grant
 from longread.engine.sequence import Timeline
 from longread.engine.validate import check_length, check_sampling, check_tokens
-from longread.kv.cache import Lease
+from longread.kv.lease import Lease
 from longread.spec.engine import SamplingParams
 from longread.spec.errors import CapacityError, EngineFailedError, InvalidRequestError, OverloadedError
 
@@ -166,7 +166,7 @@ class Session:
         """The sampling state of these parameters, with the output since the last sync taken in."""
         if self._sampling is None or self._sampling.params != params:
             split, tokens = self._timeline.prompt_length, self._timeline.tokens
-            state = SamplingState(params, tokens[:split], self._info.eos_id, self._core.grammar(params))
+            state = self._core.sampling(params, tokens[:split])
             for token in tokens[split:]:
                 state.accept(token)
             self._sampling = state

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from longread.kv.cache import Lease
+from longread.kv.lease import Lease
 from longread.spec.errors import CheckpointError, SessionFileError
 from longread.spec.state import StateGroup, pages_for
 from longread.weights.safetensors import Shard, write_shard

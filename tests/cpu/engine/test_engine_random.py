@@ -6,10 +6,11 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 import pytest
+from toy_model import MLA_GROUPS, RING_GROUPS, VOCAB, toy_engine
+
 from longread.engine.engine import LocalEngine
 from longread.spec.engine import FinishEvent, GenerationRequest, SamplingParams, TokenEvent
 from longread.spec.state import StateGroup
-from toy_model import MLA_GROUPS, RING_GROUPS, VOCAB, toy_engine
 
 
 @dataclass

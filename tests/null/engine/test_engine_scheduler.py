@@ -5,6 +5,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from longread.engine import scheduler as scheduling
 from longread.engine.batch import gather
 from longread.engine.scheduler import Schedule, Scheduler, split_budget
@@ -32,9 +33,7 @@ class Bench:
     def __init__(self, pages: int = 64, seqs: int = 8, budget: int = 64, rings: bool = False, caching: bool = True):
         groups = (ROWS, RING) if rings else (ROWS,)
         self.cache = KVCache(groups, b"root", pages, seqs, 8, NoContent(), caching)
-        self.scheduler = Scheduler(
-            self.cache, max_num_seqs=seqs, max_num_batched_tokens=budget, snapshot_interval=4096
-        )
+        self.scheduler = Scheduler(self.cache, max_num_seqs=seqs, max_num_batched_tokens=budget, snapshot_interval=4096)
         self.budget = budget
         self.outputs: dict[str, int] = {}
         self.done: list[str] = []

@@ -1,0 +1,147 @@
+"""From a checkpoint to a running engine: the only place that knows all the rooms at once.
+
+Order: every refusal that costs nothing first (config, options, memory), then files, then weights, then the cache.
+"""
+
+import dataclasses
+import logging
+import random
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from longread.engine.core import Core
+from longread.engine.engine import LocalEngine
+from longread.engine.grammar import GrammarCompiler
+from longread.engine.runner import Model, Runner
+from longread.engine.scheduler import Scheduler
+from longread.kv.cache import KVCache
+from longread.kv.tensors import StateTensors
+from longread.models.deepseek_v3 import DeepseekV3
+from longread.models.deepseek_v4 import DeepseekV4
+from longread.plan.machine import probe_machine
+from longread.plan.memory import memory_plan
+from longread.plan.resolve import resolve
+from longread.spec.config import EngineOptions, ResolvedConfig
+from longread.spec.config_json import read_config, spec_from_config
+from longread.spec.engine import EngineInfo
+from longread.spec.model import ModelSpec
+from longread.spec.state import PAGE_TOKENS, cache_root, state_groups
+from longread.weights.reader import Checkpoint
+
+Progress = Callable[[int, int], None]  # (bytes read, bytes to read)
+log = logging.getLogger(__name__)
+
+
+def load_engine(options: EngineOptions, progress: Progress | None = None) -> LocalEngine:
+    """Load a checkpoint and make an engine. Raises ConfigError, CheckpointError (each before any weight is read)."""
+    path = Path(options.model)
+    spec = spec_from_config(read_config(path), label=path.resolve().name)
+    return load_resolved(path, spec, resolve(options, spec, probe_machine()), progress)
+
+
+def load_resolved(path: Path, spec: ModelSpec, config: ResolvedConfig, progress: Progress | None = None) -> LocalEngine:
+    """The same for a caller that has already resolved the options. Logs predicted against real memory."""
+    checkpoint = Checkpoint.open(path)
+    checkpoint.validate(spec)
+    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
+    model = _model(spec, checkpoint.load(spec, dtype, progress), dtype)
+    groups = state_groups(spec)
+    store = StateTensors(groups, config.num_pages, config.num_slots, config.num_snapshots, dtype)
+    # The fingerprint, not the folder's name: a copy of the model shares its cache identity, a fine-tune does not.
+    root = cache_root(dataclasses.replace(spec, label=""), checkpoint.fingerprint, config.dtype)
+    cache = KVCache(
+        groups,
+        root,
+        config.num_pages,
+        config.num_slots,
+        config.num_snapshots,
+        store,
+        enable_prefix_caching=config.enable_prefix_caching,
+    )
+    scheduler = Scheduler(
+        cache,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        snapshot_interval=config.snapshot_interval,
+    )
+    tokenizer = path / "tokenizer.json"
+    core = Core(
+        info=_info(spec, config, _tensor_bytes(model) + store.nbytes),
+        runner=Runner(model, store.views),
+        cache=cache,
+        scheduler=scheduler,
+        groups=groups,
+        state=store.views,
+        grammars=GrammarCompiler(tokenizer, spec.vocab, spec.eos_id) if tokenizer.is_file() else None,
+        snapshot_interval=config.snapshot_interval,
+        draws=random.Random(config.seed),
+    )
+    _log_memory(spec, config, core.info)
+    return LocalEngine(core)
+
+
+def _model(spec: ModelSpec, weights: Mapping[str, Tensor], dtype: torch.dtype) -> Model:
+    """The model of a family; ``resolve`` has refused the families that are not implemented."""
+    return DeepseekV4(spec, weights, dtype) if spec.family == "deepseek_v4" else DeepseekV3(spec, weights, dtype)
+
+
+def _info(spec: ModelSpec, config: ResolvedConfig, allocated_bytes: int) -> EngineInfo:
+    return EngineInfo(
+        model=config.served_model_name,
+        max_model_len=config.max_model_len,
+        max_request_tokens=min(config.max_model_len, config.num_pages * PAGE_TOKENS),
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        vocab=spec.vocab,
+        eos_id=spec.eos_id,
+        page_tokens=PAGE_TOKENS,
+        num_pages=config.num_pages,
+        predicted_bytes=config.predicted_bytes,
+        allocated_bytes=allocated_bytes,
+    )
+
+
+def _log_memory(spec: ModelSpec, config: ResolvedConfig, info: EngineInfo) -> None:
+    """Like for like: what exists before the first request, predicted and real."""
+    plan = memory_plan(
+        spec,
+        dtype=config.dtype,
+        weight_bytes=config.weight_bytes,
+        num_pages=config.num_pages,
+        num_slots=config.num_slots,
+        num_snapshots=config.num_snapshots,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+    )
+    log.info(
+        "weights and cache: predicted %d bytes, allocated %d (%+.2f %%); with workspace and program predicted %d",
+        plan.allocated,
+        info.allocated_bytes,
+        100 * (info.allocated_bytes / plan.allocated - 1),
+        info.predicted_bytes,
+    )
+
+
+def _tensor_bytes(root: object) -> int:
+    """Bytes of all tensors that an object reaches through attributes and containers, each storage once."""
+    storages: dict[int, int] = {}
+    seen: set[int] = set()
+    todo = [root]
+    while todo:
+        thing = todo.pop()
+        if id(thing) in seen or isinstance(thing, type):
+            continue
+        seen.add(id(thing))
+        if isinstance(thing, Tensor):
+            # A view into the mapped checkpoint counts as what it shows, not as the whole file.
+            storages[thing.data_ptr()] = max(storages.get(thing.data_ptr(), 0), thing.nbytes)
+        elif isinstance(thing, Mapping):
+            todo.extend(thing.values())
+        elif isinstance(thing, list | tuple):
+            todo.extend(thing)
+        elif type(thing).__module__.startswith("longread.models"):
+            names = [*getattr(thing, "__dict__", {}), *getattr(thing, "__slots__", ())]
+            todo.extend(getattr(thing, name) for name in names)
+    return sum(storages.values())
