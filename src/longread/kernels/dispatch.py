@@ -7,11 +7,16 @@ an entry is refused.
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from longread.kernels.compressor import ref as compressor
+from longread.kernels.hyper import cpu as hyper_cpu
+from longread.kernels.hyper import ref as hyper
+from longread.kernels.indexer import ref as indexer
 from longread.kernels.mla import ref as mla
 from longread.kernels.moe import ref as moe
 from longread.kernels.norm import ref as norm
 from longread.kernels.rope import ref as rope
 from longread.kernels.router import ref as router
+from longread.kernels.sparse_attention import ref as sparse_attention
 from longread.spec.errors import ConfigError
 
 Op = TypeVar("Op", bound=Callable[..., Any])
@@ -26,6 +31,17 @@ TABLE: Mapping[Callable[..., Any], Mapping[str, Callable[..., Any]]] = {
     moe.experts: {"cpu": moe.experts},
     mla.write: {"cpu": mla.write},
     mla.attend: {"cpu": mla.attend},
+    hyper.mix: {"cpu": hyper_cpu.mix},
+    hyper.update: {"cpu": hyper_cpu.update},
+    hyper.head: {"cpu": hyper.head},
+    compressor.overlap_step: {"cpu": compressor.overlap_step},
+    compressor.overlap_chunk: {"cpu": compressor.overlap_chunk},
+    compressor.online_step: {"cpu": compressor.online_step},
+    compressor.online_chunk: {"cpu": compressor.online_chunk},
+    indexer.scores: {"cpu": indexer.scores},
+    indexer.chosen: {"cpu": indexer.chosen},
+    indexer.chosen_rows: {"cpu": indexer.chosen_rows},
+    sparse_attention.attend: {"cpu": sparse_attention.attend},
 }
 
 

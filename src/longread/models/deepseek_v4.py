@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from longread.kernels.dispatch import kernel
 from longread.kernels.hyper import ref as hyper
-from longread.kernels.moe.ref import experts, mlp
-from longread.kernels.norm.ref import rms_norm
+from longread.kernels.moe import ref as moe
+from longread.kernels.norm import ref as norm
 from longread.kernels.rope.ref import cos_sin, frequencies
-from longread.kernels.router.ref import route, route_hash, router_logits
+from longread.kernels.router import ref as router
 from longread.models.inputs import StepInputs
 from longread.models.v4_attention import Rotations, V4Attention
 from longread.models.v4_step import Step, plan_step
@@ -40,6 +41,8 @@ class DeepseekV4:
         self.lm_head = weights["head.weight"].to(dtype)
         self.norm = weights["norm.weight"].to(dtype)
         self.head_mix = _mix_weights(weights, "hc_head")
+        device = self.embed.device.type
+        self._rms_norm, self._collapse = kernel(norm.rms_norm, device), kernel(hyper.head, device)
         self.layers = [V4Layer(spec, i, weights, dtype) for i in range(spec.layers)]
 
     @torch.inference_mode()
@@ -50,10 +53,18 @@ class DeepseekV4:
         mult, hidden = self.hyper.mult, self.spec.hidden
         x = functional.embedding(inputs.token_ids, self.embed).float()
         streams = x[:, None].expand(-1, mult, hidden).contiguous()
-        for layer in self.layers:
-            streams = layer(streams, inputs.token_ids, step, rotations, state)
-        last = hyper.head(streams[inputs.logit_rows], *self.head_mix, self.hyper.eps, self.spec.rms_eps)
-        return functional.linear(rms_norm(last.to(self.dtype), self.norm, self.spec.rms_eps), self.lm_head).float()
+        token_ids = inputs.token_ids
+        for layer in self.layers[:-1]:
+            layer.attend(streams, step, rotations, state)
+            layer.feed_forward(streams, token_ids)
+        # Nothing reads the last layer's experts but the head: only the wanted rows go through them.
+        self.layers[-1].attend(streams, step, rotations, state)
+        streams, token_ids = streams[inputs.logit_rows], token_ids[inputs.logit_rows]
+        self.layers[-1].feed_forward(streams, token_ids)
+        last = self._collapse(streams, *self.head_mix, self.hyper.eps, self.spec.rms_eps)
+        return functional.linear(
+            self._rms_norm(last.to(self.dtype), self.norm, self.spec.rms_eps), self.lm_head
+        ).float()
 
     def _rotations(self, positions: Tensor, step: Step) -> Rotations:
         return Rotations(
@@ -75,21 +86,26 @@ class V4Layer:
         self.attn_norm = weights[name + "attn_norm.weight"].to(dtype)
         self.ffn_norm = weights[name + "ffn_norm.weight"].to(dtype)
         self.attn_mix, self.ffn_mix = _mix_weights(weights, name + "hc_attn"), _mix_weights(weights, name + "hc_ffn")
+        device = self.attn_norm.device.type
+        self._rms_norm = kernel(norm.rms_norm, device)
+        self._mixed, self._update = kernel(hyper.mix, device), kernel(hyper.update, device)
 
-    def __call__(
-        self, streams: Tensor, token_ids: Tensor, step: Step, rotations: Rotations, state: Mapping[str, Tensor]
-    ) -> Tensor:
-        """streams: float32 [T, m, D], overwritten and returned."""
+    def attend(self, streams: Tensor, step: Step, rotations: Rotations, state: Mapping[str, Tensor]) -> None:
+        """streams: float32 [T, m, D], overwritten."""
         u, post, a = self._mix(streams, self.attn_mix)
-        y = self.attention(rms_norm(u, self.attn_norm, self.eps), step, rotations, state)
-        streams = hyper.update(streams, y, post, a)
-        u, post, a = self._mix(streams, self.ffn_mix)
-        y = self.ffn(rms_norm(u, self.ffn_norm, self.eps), token_ids)
-        return hyper.update(streams, y, post, a)
+        y = self.attention(self._rms_norm(u, self.attn_norm, self.eps), step, rotations, state)
+        self._update(streams, y, post, a)
+
+    def feed_forward(self, streams: Tensor, token_ids: Tensor) -> None:
+        """streams: float32 [T, m, D], overwritten. token_ids: int64 [T]."""
+        if streams.shape[0]:
+            u, post, a = self._mix(streams, self.ffn_mix)
+            y = self.ffn(self._rms_norm(u, self.ffn_norm, self.eps), token_ids)
+            self._update(streams, y, post, a)
 
     def _mix(self, streams: Tensor, mix: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         h = self.hyper
-        u, post, a = hyper.mix(streams, *mix, h.sinkhorn_iters, h.eps, self.eps)
+        u, post, a = self._mixed(streams, *mix, h.sinkhorn_iters, h.eps, self.eps)
         return u.to(self.dtype), post, a
 
 
@@ -108,16 +124,22 @@ class V4Experts:
             [weights[f"{name}experts.{e}.{w}.weight"].to(dtype) for e in range(spec.moe.routed)] for w in parts
         )
         self.s1, self.s3, self.s2 = (weights[f"{name}shared_experts.{w}.weight"].to(dtype) for w in parts)
+        device = self.gate.device.type
+        self._logits, self._route = kernel(router.router_logits, device), kernel(router.route, device)
+        self._route_hash = kernel(router.route_hash, device)
+        self._experts, self._mlp = kernel(moe.experts, device), kernel(moe.mlp, device)
 
     def __call__(self, u: Tensor, token_ids: Tensor) -> Tensor:
         """u: [T, D]; token_ids: int64 [T]. Returns [T, D]."""
-        logits = router_logits(u, self.gate)
+        logits = self._logits(u, self.gate)
         if self.table is None:
-            ids, weights = route(logits, self.moe, self.bias)
+            ids, weights = self._route(logits, self.moe, self.bias)
         else:
-            ids, weights = route_hash(logits, self.moe, self.table[token_ids])
+            ids, weights = self._route_hash(logits, self.moe, self.table[token_ids])
         limit = self.moe.swiglu_limit
-        return experts(u, self.w1, self.w3, self.w2, ids, weights, limit).add_(mlp(u, self.s1, self.s3, self.s2, limit))
+        return self._experts(u, self.w1, self.w3, self.w2, ids, weights, limit).add_(
+            self._mlp(u, self.s1, self.s3, self.s2, limit)
+        )
 
 
 def _mix_weights(weights: Mapping[str, Tensor], name: str) -> tuple[Tensor, Tensor, Tensor]:

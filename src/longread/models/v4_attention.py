@@ -13,9 +13,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from longread.kernels.compressor import ref as compressor
+from longread.kernels.dispatch import kernel
 from longread.kernels.indexer import ref as indexer
-from longread.kernels.norm.ref import rms_norm
-from longread.kernels.rope.ref import apply_interleaved
+from longread.kernels.norm import ref as norm
+from longread.kernels.rope import ref as rope
 from longread.kernels.sparse_attention import ref as sparse_attention
 from longread.models.v4_step import Runs, Step, spans
 from longread.spec.batch import Segment
@@ -83,17 +84,26 @@ class V4Attention:
         group = spec.heads * c.head_dim // c.o_groups
         self.w_oa = get("wo_a.weight").view(c.o_groups, c.o_lora_rank, group)
         self.w_ob = get("wo_b.weight")
+        device = self.w_ob.device.type
+        self._rms_norm, self._apply = kernel(norm.rms_norm, device), kernel(rope.apply_interleaved, device)
+        self._overlap_step = kernel(compressor.overlap_step, device)
+        self._overlap_chunk = kernel(compressor.overlap_chunk, device)
+        self._online_step = kernel(compressor.online_step, device)
+        self._online_chunk = kernel(compressor.online_chunk, device)
+        self._scores, self._chosen = kernel(indexer.scores, device), kernel(indexer.chosen, device)
+        self._chosen_rows = kernel(indexer.chosen_rows, device)
+        self._softmax = kernel(sparse_attention.attend, device)
 
     def __call__(self, u: Tensor, step: Step, rotations: Rotations, state: Mapping[str, Tensor]) -> Tensor:
         """u: [T, D] in the model's dtype, the normalised input. Returns [T, D]."""
         c, tokens = self.c, u.shape[0]
         cos, sin = rotations.compressed if self.ratio else rotations.plain
         parts = torch.split_with_sizes(functional.linear(u, self.w_in), self.in_sizes, -1)
-        c_q = rms_norm(parts[0], self.q_norm, self.eps)
+        c_q = self._rms_norm(parts[0], self.q_norm, self.eps)
         queries = torch.split_with_sizes(functional.linear(c_q, self.w_query), self.q_sizes, -1)
-        q = rms_norm(queries[0].view(tokens, self.heads, c.head_dim), None, self.eps)
+        q = self._rms_norm(queries[0].view(tokens, self.heads, c.head_dim), None, self.eps)
         self._rotate(q, cos[:, None], sin[:, None])
-        kv = rms_norm(parts[1], self.kv_norm, self.eps)
+        kv = self._rms_norm(parts[1], self.kv_norm, self.eps)
         self._rotate(kv, cos, sin)
         index: tuple[Tensor, Tensor] | None = None
         if self.ratio:
@@ -112,7 +122,7 @@ class V4Attention:
     def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> None:
         """RoPE in place on the last channels of each vector."""
         tail = x[..., -self.c.rope_head_dim :]
-        tail.copy_(apply_interleaved(tail, cos, sin))
+        tail.copy_(self._apply(tail, cos, sin))
 
     def _compress(
         self, parts: tuple[Tensor, ...], step: Step, rotations: Rotations, state: Mapping[str, Tensor]
@@ -127,7 +137,7 @@ class V4Attention:
         for group, ring, kv, gate, ape, gain in jobs:
             pooled = self._pool(ring, kv.float(), gate.float() + ape[step.phase[self.ratio]], step, state)
             if pooled.shape[0]:
-                entries = rms_norm(pooled, gain, self.eps)
+                entries = self._rms_norm(pooled, gain, self.eps)
                 self._rotate(entries, cos, sin)
                 store = state[group][self.rank].flatten(0, 1)
                 store.index_copy_(0, done.rows, entries.to(store.dtype))
@@ -140,20 +150,18 @@ class V4Attention:
             own_kv, own_score = (kv, score) if singles.rows is None else (kv[singles.rows], score[singles.rows])
             if self.ratio == 4:
                 rings = state[ring + "_kv"][rank], state[ring + "_score"][rank]
-                pooled.append(
-                    compressor.overlap_step(*rings, own_kv, own_score, singles.slots, singles.positions % 8, closing)
-                )
+                pooled.append(self._overlap_step(*rings, own_kv, own_score, singles.slots, singles.ring_rows, closing))
             else:
                 top, total, acc = (state[ring + part][rank][:, 0] for part in ("_max", "_sum", "_acc"))
-                pooled.append(compressor.online_step(top, total, acc, own_kv, own_score, singles.slots, closing))
+                pooled.append(self._online_step(top, total, acc, own_kv, own_score, singles.slots, closing))
         for s in step.chunks:
             rows = slice(s.offset, s.offset + s.length)
             if self.ratio == 4:
                 rings = state[ring + "_kv"][rank][s.slot], state[ring + "_score"][rank][s.slot]
-                pooled.append(compressor.overlap_chunk(*rings, kv[rows], score[rows], s.start))
+                pooled.append(self._overlap_chunk(*rings, kv[rows], score[rows], s.start))
             else:
                 top, total, acc = (state[ring + part][rank][s.slot, 0] for part in ("_max", "_sum", "_acc"))
-                pooled.append(compressor.online_chunk(top, total, acc, kv[rows], score[rows], s.start))
+                pooled.append(self._online_chunk(top, total, acc, kv[rows], score[rows], s.start))
         return pooled[0] if len(pooled) == 1 else torch.cat(pooled)
 
     def _attend(
@@ -178,29 +186,31 @@ class V4Attention:
     ) -> Tensor:
         """Decode: every row is the newest token of its sequence, so the whole ring is its window."""
         singles, window = step.singles, state["window"][self.layer]
-        window[singles.slots, singles.positions % self.c.window] = kv
-        rows, valid = None, None
-        places: list[Tensor] = []
-        store: Tensor | None = None
+        window[singles.slots, singles.window_rows] = kv
+        store, rows, valid = None, None, None
+        places: tuple[tuple[int, int], ...] = ()
         if self.ratio:
             store = state["csa" if self.ratio == 4 else "hca"][self.rank].flatten(0, 1)
             gathered = step.visible[self.ratio]
             if gathered is None:
                 rows, valid = self._select_singles(index, step, state)
             else:
-                rows, valid = gathered.rows, gathered.valid
-                places = [store[first:end] for first, end in gathered.spans]
+                rows, valid, places = gathered.rows, gathered.valid, gathered.spans
         if q.shape[0] == 1:
-            shared = [(window[singles.segments[0].slot], singles.window_valid), *((p, None) for p in places)]
-            own = None if rows is None or store is None else store[rows]
-            return sparse_attention.attend(q, self.sink, self.scale, shared, own, valid)
-        own, mask = window[singles.slots], singles.window_valid
-        if rows is not None and store is not None:
-            if mask is not None or valid is not None:
-                seen = q.new_ones(q.shape[0], self.c.window, dtype=torch.bool) if mask is None else mask
-                mask = torch.cat((seen, torch.ones_like(rows, dtype=torch.bool) if valid is None else valid), 1)
-            own = torch.cat((own, store[rows]), 1)
-        return sparse_attention.attend(q, self.sink, self.scale, (), own, mask)
+            ring = window[singles.segments[0].slot]
+            shared = [(ring, singles.window_valid), *((store[a:b], None) for a, b in places if store is not None)]
+            own = [] if rows is None or store is None else [(store[rows], valid)]
+            return self._softmax(q, self.sink, self.scale, shared, own)
+        out = torch.empty(q.shape, dtype=torch.float32)
+        width = self.c.window + (0 if rows is None else rows.shape[1])
+        size = max(1, GATHER_FLOATS // (width * self.c.head_dim))
+        for begin in range(0, q.shape[0], size):
+            part = slice(begin, begin + size)
+            own = [(window[singles.slots[part]], None if singles.window_valid is None else singles.window_valid[part])]
+            if rows is not None and store is not None:
+                own.append((store[rows[part]], None if valid is None else valid[part]))
+            out[part] = self._softmax(q[part], self.sink, self.scale, (), own)
+        return out
 
     def _select_singles(
         self, index: tuple[Tensor, Tensor] | None, step: Step, state: Mapping[str, Tensor]
@@ -215,10 +225,10 @@ class V4Attention:
         for b, (count, runs) in enumerate(zip(counts, step.single_runs, strict=True)):
             if count > self.ix.top_k:  # below, all are taken whatever their score
                 places = [keys[first:end] for first, end in spans(runs, per_page, count)]
-                scores[b, :count] = indexer.scores(index[0][b : b + 1], index[1][b : b + 1], places)[0]
+                scores[b, :count] = self._scores(index[0][b : b + 1], index[1][b : b + 1], places)[0]
             else:
                 scores[b, :count] = 0.0
-        rows, valid = indexer.chosen_rows(scores, torch.tensor(counts), self.ix.top_k)
+        rows, valid = self._chosen_rows(scores, torch.tensor(counts), self.ix.top_k)
         return step.table.gather(1, rows // per_page) * per_page + rows % per_page, valid
 
     def _attend_chunk(
@@ -260,7 +270,7 @@ class V4Attention:
         state: Mapping[str, Tensor],
     ) -> None:
         shared: list[tuple[Tensor, Tensor | None]] = [window]
-        own, valid = None, None
+        own: list[tuple[Tensor, Tensor | None]] = []
         count = (start + block.stop) // self.ratio if self.ratio else 0
         if count:
             per_page = PAGE_TOKENS // self.ratio
@@ -269,15 +279,15 @@ class V4Attention:
             visible = torch.arange(start + block.start + 1, start + block.stop + 1) // self.ratio
             if self.ratio == 4 and count > self.ix.top_k and index is not None:
                 keys = state["index"][self.rank].flatten(0, 1)
-                scores = indexer.scores(index[0][block], index[1][block], [keys[a:b] for a, b in places])
+                scores = self._scores(index[0][block], index[1][block], [keys[a:b] for a, b in places])
                 if self._dense(count):
-                    shared += _masked(store, places, indexer.chosen(scores, visible, self.ix.top_k))
+                    shared += _masked(store, places, self._chosen(scores, visible, self.ix.top_k))
                 else:
-                    rows, valid = indexer.chosen_rows(scores, visible, self.ix.top_k)
-                    own = store[_flat(rows, places)]
+                    rows, valid = self._chosen_rows(scores, visible, self.ix.top_k)
+                    own.append((store[_flat(rows, places)], valid))
             else:
                 shared += _masked(store, places, torch.arange(count) < visible[:, None])
-        out[block] = sparse_attention.attend(q[block], self.sink, self.scale, shared, own, valid)
+        out[block] = self._softmax(q[block], self.sink, self.scale, shared, own)
 
     def _dense(self, count: int) -> bool:
         """Whether products with all ``count`` rows cost less than gathering and using top_k rows for each query."""

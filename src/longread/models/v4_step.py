@@ -50,12 +50,16 @@ class Closing:
 
 @dataclass(frozen=True, slots=True)
 class Singles:
-    """One-token segments. rows int64 [B] in the flattened batch, or None when the batch is exactly these in order."""
+    """One-token segments. rows int64 [B] in the flattened batch, or None when the batch is exactly these in order.
+
+    window_rows, ring_rows: int64 [B], position mod window and mod 8. window_valid: bool [B, window], None when full.
+    """
 
     segments: tuple[Segment, ...]
     rows: Tensor | None
     slots: Tensor
-    positions: Tensor
+    window_rows: Tensor
+    ring_rows: Tensor
     window_valid: Tensor | None
 
 
@@ -128,7 +132,8 @@ def _singles(segments: tuple[Segment, ...], alone: bool, window: int) -> Singles
         segments,
         None if in_order else torch.tensor([s.offset for s in segments], dtype=torch.int64),
         torch.tensor([s.slot for s in segments], dtype=torch.int64),
-        positions,
+        positions % window,
+        positions % 8,
         torch.arange(window) <= positions[:, None] if unfilled else None,
     )
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from longread.kernels.hyper import ref
+from longread.kernels.dispatch import kernel
+from longread.kernels.hyper import cpu, ref
 
 ITERS, EPS, RMS_EPS = 20, 1e-6, 1e-6
 
@@ -90,3 +91,34 @@ def test_head_collapses() -> None:
         flat = streams[t].flatten()
         pre = torch.sigmoid(0.7 * fn[:4] @ (flat / (flat.square().mean() + RMS_EPS).sqrt()) + base[:4]) + EPS
         torch.testing.assert_close(got[t], pre @ streams[t], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("m, tokens, d", [(4, 0, 8), (4, 1, 1), (4, 1, 257), (4, 3, 64), (4, 37, 13), (2, 3, 5)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_cpu_kernel_is_the_reference(m: int, tokens: int, d: int, dtype: torch.dtype) -> None:
+    streams, fn, base, scale = make(tokens, m, d, seed=tokens)
+    y = torch.randn(tokens, d, generator=torch.Generator().manual_seed(1)).to(dtype)
+    with torch.inference_mode():
+        want = ref.mix(streams, fn, base, scale, ITERS, EPS, RMS_EPS)
+        got = cpu.mix(streams, fn, base, scale, ITERS, EPS, RMS_EPS)
+        for ours, theirs in zip(got, want, strict=True):
+            torch.testing.assert_close(ours, theirs, atol=5e-6, rtol=1e-5)
+        after = cpu.update(streams.clone(), y, want[1], want[2])
+        torch.testing.assert_close(after, ref.update(streams.clone(), y, want[1], want[2]), atol=5e-6, rtol=1e-5)
+
+
+def test_the_cpu_kernel_survives_large_streams() -> None:
+    """Logits far apart: exp must not overflow, and one NaN token stays alone."""
+    streams, fn, base, scale = make(3, 4, 16)
+    streams[0] *= 1e6
+    streams[1, 2, 3] = float("nan")
+    want = ref.mix(streams, 50 * fn, base, scale, ITERS, EPS, RMS_EPS)
+    got = cpu.mix(streams, 50 * fn, base, scale, ITERS, EPS, RMS_EPS)
+    for ours, theirs in zip(got, want, strict=True):
+        torch.testing.assert_close(ours, theirs, equal_nan=True, atol=1e-3, rtol=1e-3)
+        assert not ours[2].isnan().any()
+
+
+def test_the_table_picks_the_cpu_kernel() -> None:
+    assert kernel(ref.mix, "cpu") is cpu.mix
+    assert kernel(ref.update, "cpu") is cpu.update

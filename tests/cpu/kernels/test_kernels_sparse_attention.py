@@ -40,7 +40,7 @@ def test_shared_and_own_rows(queries: int, heads: int, d: int, lengths: list[int
         seen.append(torch.cat([*parts, torch.empty(0, d)]))
     if own is not None and own_mask is not None:
         own[~own_mask] = NAN  # padding may be unwritten memory
-    got = attend(q, sink, 0.3, list(zip(runs, masks, strict=True)), own, own_mask)
+    got = attend(q, sink, 0.3, list(zip(runs, masks, strict=True)), () if own is None else [(own, own_mask)])
     assert got.shape == q.shape
     torch.testing.assert_close(got, expected(q, sink, 0.3, seen))
 
@@ -51,7 +51,7 @@ def test_nothing_visible_is_zero() -> None:
     hidden = torch.zeros(2, 4, dtype=torch.bool)
     assert torch.equal(attend(q, sink, 1.0, [(torch.ones(4, 4), hidden)]), torch.zeros(2, 3, 4))
     own = torch.full((2, 4, 4), NAN)
-    assert torch.equal(attend(q, sink, 1.0, (), own, hidden), torch.zeros(2, 3, 4))
+    assert torch.equal(attend(q, sink, 1.0, (), [(own, hidden)]), torch.zeros(2, 3, 4))
 
 
 def test_arguments_are_left_alone() -> None:
@@ -59,14 +59,14 @@ def test_arguments_are_left_alone() -> None:
     run, own = torch.randn(5, 4, generator=g), torch.randn(2, 3, 4, generator=g)
     own_mask = torch.tensor([[True, False, True]]).expand(2, 3)
     before = [t.clone() for t in (q, sink, run, own)]
-    attend(q, sink, 0.5, [(run, None)], own, own_mask)
+    attend(q, sink, 0.5, [(run, None)], [(own, own_mask)])
     assert all(torch.equal(a, b) for a, b in zip(before, (q, sink, run, own), strict=True))
 
 
 def test_bfloat16_rows_are_used_exactly() -> None:
     q, sink, g = make(3, 4, 8)
     run, own = torch.randn(9, 8, generator=g).bfloat16(), torch.randn(3, 2, 8, generator=g).bfloat16()
-    got = attend(q.bfloat16(), sink, 0.3, [(run, None)], own)
-    want = attend(q.bfloat16().float(), sink, 0.3, [(run.float(), None)], own.float())
+    got = attend(q.bfloat16(), sink, 0.3, [(run, None)], [(own, None)])
+    want = attend(q.bfloat16().float(), sink, 0.3, [(run.float(), None)], [(own.float(), None)])
     assert got.dtype == torch.float32
     assert torch.equal(got, want)

@@ -18,21 +18,20 @@ def attend(
     sink: Tensor,
     scale: float,
     shared: Sequence[tuple[Tensor, Tensor | None]],
-    own: Tensor | None = None,
-    own_mask: Tensor | None = None,
+    own: Sequence[tuple[Tensor, Tensor | None]] = (),
 ) -> Tensor:
     """Attention of Q queries over rows they share and rows of their own; float32 [Q, H, d].
 
     q: [Q, H, d]. sink: float32 [H]. shared: runs ([n_i, d], mask) that every query may see, where mask (bool [Q, n_i],
-    True = seen) None means all; rows must be finite, masked ones too. own: [Q, k, d] with own_mask bool [Q, k] or None;
-    masked rows of ``own`` may hold anything. Any float dtype; scratch is Q * H * (1 + rows) float32.
+    True = seen) None means all; rows must be finite, masked ones too. own: parts ([Q, k_i, d], mask bool [Q, k_i] or
+    None) whose masked rows may hold anything. Any float dtype; scratch is Q * H * (1 + rows) float32.
     """
     queries, heads, d = q.shape
     counts = [run.shape[0] for run, _ in shared]
-    own_count = 0 if own is None else own.shape[1]
+    counts += [rows.shape[1] for rows, _ in own]
     q = q.float() * scale
     flat = q.reshape(queries * heads, d)
-    logits = torch.empty(queries, heads, 1 + sum(counts) + own_count, dtype=torch.float32)
+    logits = torch.empty(queries, heads, 1 + sum(counts), dtype=torch.float32)
     wide = logits.view(queries * heads, -1)
     logits[..., 0] = sink
     runs = [run.float() for run, _ in shared]
@@ -43,13 +42,16 @@ def attend(
         if mask is not None:
             logits[..., at : at + n].masked_fill_(~mask[:, None], NEG_INF)
         at += n
-    if own is not None:
-        own = own.float()
-        torch.bmm(q, own.transpose(1, 2), out=logits[..., at:])
-        if own_mask is not None:
-            hidden = ~own_mask
-            logits[..., at:].masked_fill_(hidden[:, None], NEG_INF)
-            own = own.masked_fill(hidden[..., None], 0.0)
+    parts = []
+    for rows, mask in own:
+        rows, n = rows.float(), rows.shape[1]
+        torch.bmm(q, rows.transpose(1, 2), out=logits[..., at : at + n])
+        if mask is not None:
+            hidden = ~mask
+            logits[..., at : at + n].masked_fill_(hidden[:, None], NEG_INF)
+            rows = rows.masked_fill(hidden[..., None], 0.0)
+        parts.append(rows)
+        at += n
     p = torch.softmax(wide, -1)
     out = torch.zeros(queries * heads, d, dtype=torch.float32)
     at = 1
@@ -57,4 +59,7 @@ def attend(
         out.addmm_(p[:, at : at + run.shape[0]], run)
         at += run.shape[0]
     out = out.view(queries, heads, d)
-    return out if own is None else out.baddbmm_(p.view(queries, heads, -1)[..., at:], own)
+    for rows in parts:
+        out.baddbmm_(p.view(queries, heads, -1)[..., at : at + rows.shape[1]], rows)
+        at += rows.shape[1]
+    return out
