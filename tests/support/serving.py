@@ -71,7 +71,7 @@ def make_state(
     def read() -> tuple | None:
         return (driver.engine_info, driver.stats) if driver.state == "ready" else None
 
-    metrics = ServerMetrics(read)
+    metrics = ServerMetrics(MODEL, read)
     driver = EngineDriver(make, max_num_queued_reqs=options.max_num_queued_reqs, observer=metrics)
     chat = encoding_for(encoding, family="deepseek_v3", label="fixture", has_think=tokenizer.has("<think>"))
     return ServerState(driver, metrics, tokenizer, chat, options, (MODEL,), "0.0.0")

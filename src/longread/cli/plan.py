@@ -96,18 +96,9 @@ def spec_lines(spec: "ModelSpec") -> list[str]:
 
 
 def memory_lines(spec: "ModelSpec", resolved: "ResolvedConfig") -> list[str]:
-    from longread.cli.serve import config_lines
-    from longread.plan.memory import memory_plan
+    from longread.cli.describe import config_lines, plan_of
 
-    plan = memory_plan(
-        spec,
-        dtype=resolved.dtype,
-        weight_bytes=resolved.weight_bytes,
-        num_pages=resolved.num_pages,
-        num_slots=resolved.num_slots,
-        num_snapshots=resolved.num_snapshots,
-        max_num_batched_tokens=resolved.max_num_batched_tokens,
-    )
+    plan = plan_of(spec, resolved)
     parts = {
         "weights": plan.weights,
         "KV pages": plan.kv_pages,

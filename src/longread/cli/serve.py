@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
     from longread.server.options import ServerOptions
-    from longread.spec.config import EngineOptions, ResolvedConfig
-    from longread.spec.engine import EngineInfo
+    from longread.spec.config import EngineOptions
 
 ENCODINGS = ("auto", "v3", "r1", "v3.1", "v3.2", "v4", "v4-0731", "v4.1")
 SAFE_HOST = "127.0.0.1"
@@ -194,26 +193,3 @@ def _json(text: str) -> object:
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {error}") from None
-
-
-def config_lines(resolved: "ResolvedConfig") -> list[str]:
-    """The resolved configuration for the screen: what was given, what was chosen, and why."""
-    chosen = {choice.option: choice for choice in resolved.choices}
-    names = (
-        "dtype",
-        "max_model_len",
-        "max_num_seqs",
-        "max_num_batched_tokens",
-        "num_pages",
-        "num_snapshots",
-        "enable_prefix_caching",
-        "snapshot_interval",
-    )
-    rows = [(name, str(getattr(resolved, name)), chosen.pop(name).reason if name in chosen else "") for name in names]
-    rows += [(choice.option, choice.value, choice.reason) for choice in chosen.values()]
-    width, value_width = max(len(row[0]) for row in rows), max(len(row[1]) for row in rows)
-    return [f"  {name:<{width}}  {value:<{value_width}}  {reason}".rstrip() for name, value, reason in rows]
-
-
-def ready_line(info: "EngineInfo", address: str) -> str:
-    return f"serving {info.model} on {address} (stop with Ctrl-C)"

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from longread.cli.checkpoint import spec_of
-from longread.cli.serve import config_lines, ready_line
+from longread.cli.describe import config_lines, memory_line, plan_of, ready_line
 from longread.cli.version import version
 from longread.plan.machine import probe_machine
 from longread.plan.resolve import resolve
@@ -58,15 +58,14 @@ def serve_checkpoint(
     def read() -> tuple[EngineInfo, EngineStats] | None:
         return (driver.engine_info, driver.stats) if driver.state == "ready" else None
 
-    metrics = ServerMetrics(read)
+    metrics = ServerMetrics(names[0], read)
     driver = EngineDriver(
         lambda: _load(path, spec, resolved, stopping), max_num_queued_reqs=http.max_num_queued_reqs, observer=metrics
     )
     state = ServerState(driver, metrics, tokenizer, encoding, http, names, version(), defaults)
 
     def on_ready(info: EngineInfo) -> None:
-        predicted, allocated = info.predicted_bytes / 2**20, info.allocated_bytes / 2**20
-        _say(f"memory: predicted {predicted:,.1f} MiB, allocated {allocated:,.1f} MiB")
+        _say(memory_line(plan_of(spec, resolved), info))
         _say(ready_line(replace(info, model=names[0]), address))
 
     try:
@@ -85,7 +84,7 @@ def _template_defaults(given: Mapping[str, object]) -> ChatTemplateKwargs | None
 
 def _load(path: Path, spec: ModelSpec, resolved: ResolvedConfig, stopping: threading.Event) -> Engine:
     """On the engine thread. A stop during loading ends it at the next tensor."""
-    from longread.engine.load import load_engine  # loads torch: not before the port is open
+    from longread.engine.load import load_resolved  # loads torch: not before the port is open
     from longread.weights.progress import loading_bar
 
     with loading_bar(f"loading {path.name}") as report:
@@ -95,7 +94,7 @@ def _load(path: Path, spec: ModelSpec, resolved: ResolvedConfig, stopping: threa
                 raise LoadInterruptedError("stopped while the model was loading")
             report(done, total)
 
-        return load_engine(path, spec, resolved, progress=progress)
+        return load_resolved(path, spec, resolved, progress)
 
 
 def _say(*lines: str) -> None:

@@ -110,10 +110,14 @@ _COUNTERS = {
 }
 
 
+ReadEngine = Callable[[], tuple[EngineInfo, EngineStats] | None]
+
+
 class EngineCollector(Collector):
     """Reads the engine's last stats at scrape time. While the model loads it yields nothing: missing, not 0."""
 
-    def __init__(self, read: Callable[[], tuple[EngineInfo, EngineStats] | None]):
+    def __init__(self, model_name: str, read: ReadEngine):
+        self._model_name = model_name
         self._read = read
 
     def describe(self) -> Iterable[Metric]:
@@ -126,15 +130,18 @@ class EngineCollector(Collector):
         info, stats = current
         for name, text in _GAUGES.items():
             gauge = GaugeMetricFamily(PREFIX + name, text, labels=["model_name"])
-            gauge.add_metric([info.model], getattr(stats, name))
+            gauge.add_metric([self._model_name], getattr(stats, name))
             yield gauge
         for name, text in _COUNTERS.items():
             counter = CounterMetricFamily(PREFIX + name, text, labels=["model_name"])
-            counter.add_metric([info.model], getattr(stats, name))
+            counter.add_metric([self._model_name], getattr(stats, name))
             yield counter
-        for name, value in (("predicted", info.predicted_bytes), ("allocated", info.allocated_bytes)):
-            memory = GaugeMetricFamily(f"{PREFIX}memory_{name}_bytes", f"Memory {name}.", labels=["model_name"])
-            memory.add_metric([info.model], value)
+        for name, text, value in (
+            ("predicted", "Planned memory of the process, workspace and program included.", info.predicted_bytes),
+            ("allocated", "Weights and cache as allocated.", info.allocated_bytes),
+        ):
+            memory = GaugeMetricFamily(f"{PREFIX}memory_{name}_bytes", text, labels=["model_name"])
+            memory.add_metric([self._model_name], value)
             yield memory
         config = GaugeMetricFamily(
             PREFIX + "cache_config_info",
@@ -142,19 +149,20 @@ class EngineCollector(Collector):
             labels=["model_name", "block_size", "num_gpu_blocks", "max_model_len"],
         )
         values = (info.page_tokens, info.num_pages, info.max_model_len)
-        config.add_metric([info.model, *map(str, values)], 1)
+        config.add_metric([self._model_name, *map(str, values)], 1)
         yield config
 
 
 class ServerMetrics:
     """The server's own series; also the driver's observer. Loop thread only."""
 
-    def __init__(self, read: Callable[[], tuple[EngineInfo, EngineStats] | None]):
+    def __init__(self, model_name: str, read: ReadEngine):
         self.registry = CollectorRegistry()
-        self.registry.register(EngineCollector(read))
+        self.registry.register(EngineCollector(model_name, read))
 
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(PREFIX + name, text, buckets=buckets, registry=self.registry)
+            family = Histogram(PREFIX + name, text, ["model_name"], buckets=buckets, registry=self.registry)
+            return family.labels(model_name=model_name)
 
         self._ttft = histogram("time_to_first_token_seconds", "Arrival to first token.", _TTFT_BUCKETS)
         self._itl = histogram("inter_token_latency_seconds", "Between output tokens of a request.", _TOKEN_BUCKETS)
@@ -165,12 +173,19 @@ class ServerMetrics:
         self._queue = histogram("request_queue_time_seconds", "Arrival to first scheduling.", _REQUEST_BUCKETS)
         self._prefill = histogram("request_prefill_time_seconds", "First scheduling to first token.", _REQUEST_BUCKETS)
         self._decode = histogram("request_decode_time_seconds", "First token to end.", _REQUEST_BUCKETS)
+        self._model_name = model_name
         self._success = Counter(
-            PREFIX + "request_success", "Requests that ended, by reason.", ["finished_reason"], registry=self.registry
+            PREFIX + "request_success",
+            "Requests that ended, by reason.",
+            ["model_name", "finished_reason"],
+            registry=self.registry,
         )
         self._rejections = Counter(
-            PREFIX + "admission_rejections", "Requests refused because the queue was full.", registry=self.registry
-        )
+            PREFIX + "admission_rejections",
+            "Requests refused because the queue was full.",
+            ["model_name"],
+            registry=self.registry,
+        ).labels(model_name=model_name)
         self._http = Counter(
             PREFIX + "http_responses",
             "HTTP responses by route and status.",
@@ -183,7 +198,7 @@ class ServerMetrics:
             self._itl.observe(gap)
 
     def finish(self, event: FinishEvent, reason: str) -> None:
-        self._success.labels(finished_reason=reason).inc()
+        self._success.labels(model_name=self._model_name, finished_reason=reason).inc()
         times = event.times
         if not times.first_token:
             return

@@ -72,9 +72,9 @@ def test_start_says_what_was_chosen_and_what_memory_it_takes(server: Running) ->
     text = "\n".join(server.said)
     assert "max_num_batched_tokens" in text
     predicted, allocated = (
-        float(x.replace(",", "")) for x in re.search(r"predicted (\S+) MiB, allocated (\S+) MiB", text).groups()
+        float(x.replace(",", "")) for x in re.search(r"predicted (\S+) MiB, allocated (\S+) MiB; ", text).groups()
     )
-    assert 0 < allocated <= predicted
+    assert allocated == pytest.approx(predicted, rel=0.01)
     assert server.model in ("v3", "v4-flash")
 
 
@@ -150,7 +150,7 @@ def test_leaving_cancels_within_a_step(server: Running, client: openai.OpenAI) -
     while not gone and time.monotonic() < deadline:
         text = httpx.get(f"{server.url}/metrics").text
         gone = (
-            'finished_reason="cancelled"} 1.0' in text
+            re.search(r'finished_reason="cancelled"\S*} 1.0', text) is not None
             and re.search(r"num_requests_running\{.*\} 0\.0", text) is not None
         )
     assert gone

@@ -187,19 +187,19 @@ def test_metrics_parse_and_count(server: Serving, http: httpx.Client) -> None:
     def grown(name: str) -> float:
         return after[name] - before.get(name, 0.0)
 
-    assert grown("longread:request_success_totallength") == 3
-    assert grown("longread:time_to_first_token_seconds_count") == 3
-    assert grown("longread:e2e_request_latency_seconds_count") == 3
-    assert grown("longread:request_queue_time_seconds_count") == 3
-    assert grown("longread:request_time_per_output_token_seconds_count") == 3
-    assert grown("longread:inter_token_latency_seconds_count") == 6
+    assert grown(f"longread:request_success_total{MODEL}length") == 3
+    assert grown(f"longread:time_to_first_token_seconds_count{MODEL}") == 3
+    assert grown(f"longread:e2e_request_latency_seconds_count{MODEL}") == 3
+    assert grown(f"longread:request_queue_time_seconds_count{MODEL}") == 3
+    assert grown(f"longread:request_time_per_output_token_seconds_count{MODEL}") == 3
+    assert grown(f"longread:inter_token_latency_seconds_count{MODEL}") == 6
     assert grown(f"longread:generation_tokens_total{MODEL}") == 9
     assert grown(f"longread:prompt_tokens_total{MODEL}") > 0
     assert grown(f"longread:http_responses_total{CHAT}200") == 3
     for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "memory_predicted_bytes"):
         assert after[f"longread:{name}{MODEL}"] == 0
     assert f"longread:prefix_cache_queries_total{MODEL}" in after
-    assert "longread:admission_rejections_total" in after
+    assert f"longread:admission_rejections_total{MODEL}" in after
 
 
 def test_many_prompts_in_one_call_are_bounded(http: httpx.Client) -> None:
@@ -287,7 +287,7 @@ def test_a_full_queue_is_a_503_with_retry_after() -> None:
         response = http.post(CHAT, json=HELLO)
         assert error_of(response, 503)["code"] == "queue_full"
         assert response.headers["Retry-After"] == "1"
-        assert "longread:admission_rejections_total 1.0" in http.get("/metrics").text
+        assert 'longread:admission_rejections_total{model_name="fake"} 1.0' in http.get("/metrics").text
         gate.release(1000)
         for thread in waiting:
             thread.join(10)

@@ -1,0 +1,48 @@
+"""How a resolved configuration and a running engine are put on the screen."""
+
+from longread.plan.memory import MemoryPlan, memory_plan
+from longread.spec.config import ResolvedConfig
+from longread.spec.engine import EngineInfo
+from longread.spec.model import ModelSpec
+
+
+def config_lines(resolved: ResolvedConfig) -> list[str]:
+    """The resolved configuration for the screen: what was given, what was chosen, and why."""
+    chosen = {choice.option: choice for choice in resolved.choices}
+    names = (
+        "dtype",
+        "max_model_len",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "num_pages",
+        "num_snapshots",
+        "enable_prefix_caching",
+        "snapshot_interval",
+    )
+    rows = [(name, str(getattr(resolved, name)), chosen.pop(name).reason if name in chosen else "") for name in names]
+    rows += [(choice.option, choice.value, choice.reason) for choice in chosen.values()]
+    width, value_width = max(len(row[0]) for row in rows), max(len(row[1]) for row in rows)
+    return [f"  {name:<{width}}  {value:<{value_width}}  {reason}".rstrip() for name, value, reason in rows]
+
+
+def plan_of(spec: ModelSpec, resolved: ResolvedConfig) -> MemoryPlan:
+    """The memory of a resolved configuration, part by part."""
+    return memory_plan(
+        spec,
+        dtype=resolved.dtype,
+        weight_bytes=resolved.weight_bytes,
+        num_pages=resolved.num_pages,
+        num_slots=resolved.num_slots,
+        num_snapshots=resolved.num_snapshots,
+        max_num_batched_tokens=resolved.max_num_batched_tokens,
+    )
+
+
+def memory_line(plan: MemoryPlan, info: EngineInfo) -> str:
+    """Like for like (what exists before the first request), then the most that the process may take."""
+    predicted, allocated, total = (f"{n / 2**20:,.1f} MiB" for n in (plan.allocated, info.allocated_bytes, plan.total))
+    return f"memory: weights and cache predicted {predicted}, allocated {allocated}; with workspace and program {total}"
+
+
+def ready_line(info: EngineInfo, address: str) -> str:
+    return f"serving {info.model} on {address} (stop with Ctrl-C)"
