@@ -11,7 +11,10 @@ from longread.kernels.compressor import ref as compressor
 from longread.kernels.hyper import cpu as hyper_cpu
 from longread.kernels.hyper import ref as hyper
 from longread.kernels.indexer import ref as indexer
+from longread.kernels.linear import cpu as linear_cpu
+from longread.kernels.linear import ref as linear
 from longread.kernels.mla import ref as mla
+from longread.kernels.moe import cpu as moe_cpu
 from longread.kernels.moe import ref as moe
 from longread.kernels.norm import ref as norm
 from longread.kernels.rope import ref as rope
@@ -23,12 +26,14 @@ Op = TypeVar("Op", bound=Callable[..., Any])
 
 TABLE: Mapping[Callable[..., Any], Mapping[str, Callable[..., Any]]] = {
     norm.rms_norm: {"cpu": norm.rms_norm},
+    rope.rotate_: {"cpu": rope.rotate_},
     rope.apply_interleaved: {"cpu": rope.apply_interleaved},
     router.router_logits: {"cpu": router.router_logits},
     router.route: {"cpu": router.route},
     router.route_hash: {"cpu": router.route_hash},
-    moe.mlp: {"cpu": moe.mlp},
-    moe.experts: {"cpu": moe.experts},
+    linear.linear: {"cpu": linear_cpu.linear},
+    moe.mlp: {"cpu": moe_cpu.mlp},
+    moe.experts: {"cpu": moe_cpu.experts},
     mla.write: {"cpu": mla.write},
     mla.attend: {"cpu": mla.attend},
     hyper.mix: {"cpu": hyper_cpu.mix},

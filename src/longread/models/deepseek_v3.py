@@ -89,10 +89,10 @@ class DeepseekV3:
         self.magnitude = rope.mscale(spec.rope.factor, spec.rope.mscale)
         self.magnitude /= rope.mscale(spec.rope.factor, spec.rope.mscale_all_dim)
         self.scale = mla.softmax_scale(spec.mla, spec.rope)
-        self.threshold = mla.crossover(spec.mla)
+        self.policy = mla.policy(spec.mla)
         device = self.embed.device.type
         self._rms_norm = kernel(norm.rms_norm, device)
-        self._rotate = kernel(rope.apply_interleaved, device)
+        self._rotate = kernel(rope.rotate_, device)
         self._router_logits = kernel(router.router_logits, device)
         self._route = kernel(router.route, device)
         self._mlp = kernel(moe.mlp, device)
@@ -109,18 +109,21 @@ class DeepseekV3:
         """
         latent = state["latent"]
         x = functional.embedding(inputs.token_ids, self.embed)
-        cos, sin = rope.cos_sin(self.freqs, inputs.positions, self.magnitude)
+        turns = rope.turn(*rope.cos_sin(self.freqs, inputs.positions, self.magnitude))
         every = mla.spans(inputs.segments)
         rows = mla.storage_rows(every)
-        step = mla.reading(every, self.threshold)
-        last = len(self.layers) - 1
-        for i, layer in enumerate(self.layers):
-            wanted = inputs.logit_rows if i == last else None
-            if wanted is not None:
-                step = mla.reading(mla.select(every, wanted.tolist()), self.threshold)
-            x = self._attention(layer.attention, x, latent[i], cos, sin, rows, step, wanted)
-            if x.shape[0]:
-                x = self._feed_forward(layer, x)
+        step = mla.reading(every, self.policy)
+        wanted = inputs.logit_rows.tolist()
+        narrow = None if wanted == list(range(x.shape[0])) else inputs.logit_rows
+        for i, layer in enumerate(self.layers[:-1]):
+            x = self._attention(layer.attention, x, latent[i], turns, rows, step, None)
+            x = self._feed_forward(layer, x)
+        if narrow is not None:
+            step = mla.reading(mla.select(every, wanted), self.policy)
+        x = self._attention(self.layers[-1].attention, x, latent[-1], turns, rows, step, narrow)
+        if x.shape[0] == 0:
+            return torch.empty(0, self.spec.vocab)
+        x = self._feed_forward(self.layers[-1], x)
         x = self._rms_norm(x, self.norm, self.spec.rms_eps)
         return functional.linear(x, self.head).float()
 
@@ -129,8 +132,7 @@ class DeepseekV3:
         layer: Attention,
         x: Tensor,
         latent: Tensor,
-        cos: Tensor,
-        sin: Tensor,
+        turns: Tensor,
         rows: Tensor,
         step: mla.Reading,
         wanted: Tensor | None,
@@ -145,9 +147,9 @@ class DeepseekV3:
         else:
             c, k_pe = functional.linear(h, layer.kv_a).split_with_sizes((m.kv_lora_rank, m.qk_rope_head_dim), -1)
             q = h
-        self._write(latent, rows, self._rms_norm(c, layer.kv_a_norm, LATENT_EPS), self._rotate(k_pe, cos, sin))
+        self._write(latent, rows, self._rms_norm(c, layer.kv_a_norm, LATENT_EPS), self._rotate(k_pe, turns))
         if wanted is not None:
-            x, q, cos, sin = x[wanted], h[wanted], cos[wanted], sin[wanted]
+            x, q, turns = x[wanted], h[wanted], turns[wanted]
             if x.shape[0] == 0:
                 return x
             if layer.q_a is not None:
@@ -155,7 +157,7 @@ class DeepseekV3:
         if layer.q_a_norm is not None:
             q = self._rms_norm(q, layer.q_a_norm, LATENT_EPS)
         q = functional.linear(q, layer.q_b).view(x.shape[0], self.spec.heads, -1)
-        q[..., m.qk_nope_head_dim :] = self._rotate(q[..., m.qk_nope_head_dim :], cos[:, None], sin[:, None])
+        self._rotate(q[..., m.qk_nope_head_dim :], turns[:, None])
         mixed = self._attend(q, latent, layer.kv_b, step, self.scale)
         return torch.addmm(x, mixed.flatten(1), layer.o.t())
 

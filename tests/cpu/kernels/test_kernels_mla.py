@@ -41,12 +41,12 @@ class Batch:
             offset += length
         self.q = torch.randn(offset, H, NOPE + ROPE, generator=g).to(dtype)
 
-    def run(self, threshold: int) -> Tensor:
+    def run(self, threshold: int, gather: int = 300) -> Tensor:
         every = mla.spans(self.segments)
         new = torch.cat([h[s.start :] for h, s in zip(self.history, self.segments, strict=True)])
         mla.write(self.latent, mla.storage_rows(every), new[:, :RANK], new[:, RANK:])
         with poison.poisoned_memory():
-            return mla.attend(self.q, self.latent, self.kv_b, mla.reading(every, threshold), SCALE)
+            return mla.attend(self.q, self.latent, self.kv_b, mla.reading(every, mla.Policy(threshold, gather)), SCALE)
 
     def naive(self) -> Tensor:
         out = []
@@ -74,6 +74,7 @@ SHAPES = [
     [(0, 256)],
     [(100, 300)],
     [(300, 1), (0, 7), (511, 2), (5, 1)],
+    [(0, 1), (270, 1), (255, 1), (700, 1), (9, 1), (10, 1), (4, 2)],
     [(0, 40), (777, 1), (10, 33), (0, 1), (256, 256)],
 ]
 
@@ -125,6 +126,14 @@ def test_bfloat16(threshold: int, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(found.double(), batch.naive(), rtol=0.05, atol=0.05)
 
 
+def test_gathered_batches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mla, "BATCH", 2)
+    batch = Batch([(n, 1) for n in (5, 9, 300, 0, 17)])
+    step = mla.reading(mla.spans(batch.segments), mla.Policy(9, 1000))
+    assert [(len(g.spans), g.gathered is not None) for g in step.absorbed] == [(2, True), (2, True), (1, False)]
+    torch.testing.assert_close(batch.run(9, 1000).double(), batch.naive(), rtol=1e-4, atol=1e-5)
+
+
 def test_huge_scores_do_not_overflow() -> None:
     batch = Batch([(300, 40)])
     batch.q *= 1e3
@@ -144,7 +153,11 @@ def test_no_segments() -> None:
     every = mla.spans([Segment(0, 5, 0, 0, (1,))])
     assert every == () and mla.storage_rows(every).shape == (0,)
     latent, q = torch.full((2, PAGE_TOKENS, RANK + ROPE), float("nan")), torch.empty(0, H, NOPE + ROPE)
-    assert mla.attend(q, latent, torch.randn(H, NOPE + V, RANK), mla.reading(every, 9), SCALE).shape == (0, H, V)
+    assert mla.attend(q, latent, torch.randn(H, NOPE + V, RANK), mla.reading(every, mla.Policy(9, 9)), SCALE).shape == (
+        0,
+        H,
+        V,
+    )
 
 
 def test_runs_merge_neighbouring_pages() -> None:
@@ -183,6 +196,10 @@ def test_crossover_is_where_the_multiplications_cross(spec: MLASpec) -> None:
 
     n = mla.crossover(spec)
     assert expanded(n) < absorbed(n) and expanded(n - 1) >= absorbed(n - 1)
+
+
+def test_policy_of_v3() -> None:
+    assert mla.policy(V3) == mla.Policy(171, 227)
 
 
 def test_softmax_scale() -> None:

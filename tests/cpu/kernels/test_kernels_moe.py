@@ -3,7 +3,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from longread.kernels.moe.ref import FEW_PAIRS, experts, gated, mlp
+from longread.kernels.moe import ref as moe
+from longread.kernels.moe.ref import LAID_OUT, experts, gated, mlp
 
 D, F, E = 24, 20, 7
 Weights = tuple[list[Tensor], list[Tensor], list[Tensor]]
@@ -50,16 +51,19 @@ def test_limit_is_felt() -> None:
     assert (experts(x, *w, ids, scale, 0.5) - experts(x, *w, ids, scale)).abs().max() > 1
 
 
-def test_few_and_many_agree_and_do_not_depend_on_neighbours() -> None:
-    tokens = 40
-    x, w, (ids, scale) = torch.randn(tokens, D), weights(), choose(tokens, 3)
-    assert ids.numel() > FEW_PAIRS
-    together = experts(x, *w, ids, scale)
+@pytest.mark.parametrize("laid_out", [0, LAID_OUT])
+@pytest.mark.parametrize(("tokens", "k"), [(2, 3), (40, 3), (40, 7)])
+def test_all_ways_agree(tokens: int, k: int, laid_out: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In turn, laid out, and one token at a time: a token does not depend on its neighbours."""
+    monkeypatch.setattr(moe, "LAID_OUT", laid_out)
+    x, w, (ids, scale) = torch.randn(tokens, D), weights(), choose(tokens, k)
+    with poison.poisoned_memory():
+        together = experts(x, *w, ids, scale)
     alone = torch.cat([experts(x[i : i + 1], *w, ids[i : i + 1], scale[i : i + 1]) for i in range(tokens)])
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("tokens", [2, 30])
+@pytest.mark.parametrize("tokens", [1, 2, 30])
 def test_order_of_ids_does_not_matter(tokens: int) -> None:
     x, w, (ids, scale) = torch.randn(tokens, D), weights(), choose(tokens, 3)
     assert experts(x, *w, ids, scale).equal(experts(x, *w, ids.flip(1), scale.flip(1)))
@@ -71,7 +75,7 @@ def test_all_tokens_to_one_expert() -> None:
     torch.testing.assert_close(experts(x, *w, ids, torch.ones(50, 1)), mlp(x, w[0][4], w[1][4], w[2][4]))
 
 
-@pytest.mark.parametrize("tokens", [2, 30])
+@pytest.mark.parametrize("tokens", [1, 2, 30])
 def test_bfloat16(tokens: int) -> None:
     x, w, (ids, scale) = torch.randn(tokens, D), weights(), choose(tokens, 3)
     half: Weights = tuple([t.bfloat16() for t in part] for part in w)  # type: ignore[assignment]

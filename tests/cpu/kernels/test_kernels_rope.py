@@ -4,7 +4,7 @@ import poison
 import pytest
 import torch
 
-from longread.kernels.rope.ref import apply_interleaved, cos_sin, frequencies, mscale
+from longread.kernels.rope.ref import apply_interleaved, cos_sin, frequencies, mscale, rotate_, turn
 from longread.spec.model import RopeSpec
 
 YARN = RopeSpec(10000.0, 40.0, 4096, mscale=1.0, mscale_all_dim=1.0)
@@ -84,6 +84,19 @@ def test_strided_and_bfloat16_inputs() -> None:
     half = apply_interleaved(part.bfloat16(), cos[:, None], sin[:, None])
     assert half.dtype == torch.bfloat16
     assert half.equal(apply_interleaved(part.bfloat16().float(), cos[:, None], sin[:, None]).bfloat16())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("begin", [8, 7])
+def test_in_place_touches_its_channels_only(begin: int, dtype: torch.dtype) -> None:
+    """``begin`` 7: pairs that do not lie as complex numbers."""
+    wide = torch.randn(6, 4, 24).to(dtype)
+    before = wide.clone()
+    cos, sin = cos_sin(frequencies(YARN, 16), torch.arange(6))
+    rotate_(wide[..., begin : begin + 16], turn(cos, sin)[:, None])
+    expected = before.clone()
+    expected[..., begin : begin + 16] = apply_interleaved(before[..., begin : begin + 16], cos[:, None], sin[:, None])
+    assert wide.equal(expected)
 
 
 def test_magnitude_scales_both_tables() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from longread.kernels.mla import ref as mla
 from longread.models.deepseek_v3 import DeepseekV3
 from longread.models.inputs import StepInputs
 from longread.spec.batch import Segment
@@ -58,11 +59,11 @@ def test_chunked_equals_oracle(case: Case, chunk: int) -> None:
     close(torch.cat(parts), case.logits[:length])
 
 
-@pytest.mark.parametrize("threshold", [1, 1 << 30])
+@pytest.mark.parametrize("policy", [mla.Policy(1, 0), mla.Policy(1 << 30, 0)])
 @pytest.mark.parametrize("chunk", [250, 600])
-def test_both_forms_of_attention_equal_oracle(case: Case, threshold: int, chunk: int) -> None:
+def test_both_forms_of_attention_equal_oracle(case: Case, policy: mla.Policy, chunk: int) -> None:
     model = DeepseekV3(case.spec, case.weights, torch.float32)
-    model.threshold = threshold
+    model.policy = policy
     driver = oracle_v3.Driver(case.spec, model)
     close(torch.cat([driver.step([(0, case.tokens[i : i + chunk])])[0] for i in range(0, LENGTH, chunk)]), case.logits)
 

@@ -12,6 +12,7 @@ dtype. Scratch is bounded by ``SCORES`` whatever the context. Rows outside the v
 hold anything. Source: DeepSeek-V2 paper arXiv 2405.04434, sections 2.1 and C.
 """
 
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,9 +25,12 @@ from longread.spec.batch import Segment
 from longread.spec.model import MLASpec, RopeSpec
 from longread.spec.state import PAGE_TOKENS
 
-SCORES = 4 << 20  # elements of one score tile: 16 MiB of float32
-QUERY_BLOCK, KEY_BLOCK = 512, 1024  # one head's tile in the expanded form: large enough for full matmul speed
+LOG2E = math.log2(math.e)  # scores are taken to base 2: exp2 costs a third of exp on a CPU
+SCORES = 16 << 20  # elements of the largest score tile: 64 MiB of float32
+QUERY_BLOCK, KEY_BLOCK = 256, 1024  # one head's tile in the expanded form: full matmul speed, in the cache
+GATHER_BYTES = 512 << 10  # a decoding sequence of less latent is copied into a batch: cheaper than its calls
 WIDE_KEYS = 1 << 14  # keys per tile that are cast to float32 when the latent is of lower precision: bounds the copy
+BATCH = 128  # sequences of one gathered batch: bounds its copy at 64 MiB
 SPLIT_ROWS = 1024  # a long run is offered to the threads in pieces of this many rows
 
 
@@ -50,14 +54,42 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """Which queries attend to what, the same for every layer.
+class Policy:
+    """Spans of ``expand_from`` tokens or more are expanded; tokens with up to ``gather_up_to`` keys are batched."""
 
-    absorbed: groups of spans whose tokens are neighbours in the batch (they share the projections); expanded: the long
-    chunks. Together they cover every query of the batch once.
+    expand_from: int
+    gather_up_to: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """Short sequences that decode one token each, as one padded batch of B sequences and S keys.
+
+    rows: int64 [B * S]; padding repeats a sequence's first row, which is finite. bias: float32 [B, 1, S], 0 or -inf.
     """
 
-    absorbed: tuple[tuple[Span, ...], ...]
+    rows: Tensor
+    bias: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Absorbed spans whose tokens are neighbours in the batch: they share the projections."""
+
+    spans: tuple[Span, ...]
+    gathered: Gathered | None
+
+    @property
+    def tokens(self) -> slice:
+        last = self.spans[-1]
+        return slice(self.spans[0].offset, last.offset + last.length)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Which queries attend to what, the same for every layer. The spans cover every query of the batch once."""
+
+    absorbed: tuple[Group, ...]
     expanded: tuple[Span, ...]
 
 
@@ -77,6 +109,12 @@ def crossover(mla: MLASpec) -> int:
     if gain <= 0:
         return sys.maxsize
     return mla.kv_lora_rank * (mla.qk_nope_head_dim + mla.v_head_dim) // gain + 1
+
+
+def policy(mla: MLASpec) -> Policy:
+    """What pays on a CPU for a model of these sizes."""
+    width = mla.kv_lora_rank + mla.qk_rope_head_dim
+    return Policy(crossover(mla), GATHER_BYTES // (4 * width))
 
 
 def runs(pages: Sequence[int], end: int) -> tuple[Run, ...]:
@@ -107,8 +145,11 @@ def spans(segments: Sequence[Segment]) -> tuple[Span, ...]:
 
 def storage_rows(every: Sequence[Span]) -> Tensor:
     """int64 [T]: the storage row of each token of a step, in the order of the batch."""
-    parts = [torch.arange(r.row, r.row + r.count) for s in every for r in clip(s.runs, s.start, s.start + s.length)]
-    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)
+    rows: list[int] = []
+    for s in every:
+        for r in clip(s.runs, s.start, s.start + s.length):
+            rows.extend(range(r.row, r.row + r.count))
+    return torch.tensor(rows, dtype=torch.int64)
 
 
 def select(every: Sequence[Span], wanted: Sequence[int]) -> tuple[Span, ...]:
@@ -125,18 +166,34 @@ def select(every: Sequence[Span], wanted: Sequence[int]) -> tuple[Span, ...]:
     return tuple(picked)
 
 
-def reading(every: Sequence[Span], threshold: int) -> Reading:
-    """Spans of ``threshold`` tokens or more are expanded, shorter ones absorbed."""
-    absorbed: list[list[Span]] = []
+def reading(every: Sequence[Span], how: Policy) -> Reading:
+    """Sort the spans by the way in which they are computed."""
+    groups: list[tuple[bool, list[Span]]] = []
     expanded: list[Span] = []
     for s in every:
-        if s.length >= threshold:
+        if s.length >= how.expand_from:
             expanded.append(s)
-        elif absorbed and absorbed[-1][-1].offset + absorbed[-1][-1].length == s.offset:
-            absorbed[-1].append(s)
+            continue
+        short = s.length == 1 and s.start < how.gather_up_to
+        last = groups[-1][1] if groups else None
+        if last and groups[-1][0] == short and last[-1].offset + last[-1].length == s.offset and len(last) < BATCH:
+            last.append(s)
         else:
-            absorbed.append([s])
-    return Reading(tuple(tuple(group) for group in absorbed), tuple(expanded))
+            groups.append((short, [s]))
+    absorbed = (Group(tuple(g), _gather(g) if short and len(g) > 1 else None) for short, g in groups)
+    return Reading(tuple(absorbed), tuple(expanded))
+
+
+def _gather(group: Sequence[Span]) -> Gathered:
+    counts = torch.tensor([s.start + 1 for s in group])
+    rows = torch.empty(len(group), int(counts.max()), dtype=torch.int64)
+    for i, s in enumerate(group):
+        rows[i] = s.runs[0].row
+        for r in clip(s.runs, 0, s.start + 1):
+            torch.arange(r.row, r.row + r.count, out=rows[i, r.key : r.key + r.count])
+    hidden = torch.arange(rows.shape[1]) >= counts[:, None]
+    bias = torch.zeros(rows.shape).masked_fill_(hidden, float("-inf"))
+    return Gathered(rows.view(-1), bias[:, None])
 
 
 def write(latent: Tensor, rows: Tensor, c: Tensor, k_pe: Tensor) -> None:
@@ -152,56 +209,71 @@ def attend(q: Tensor, latent: Tensor, kv_b: Tensor, step: Reading, scale: float)
     """
     cache = latent.view(-1, latent.shape[-1])
     nope = q.shape[-1] - (cache.shape[-1] - kv_b.shape[-1])
-    out = q.new_empty((*q.shape[:2], kv_b.shape[1] - nope))
+    scale *= LOG2E
+    parts: list[tuple[slice, Tensor]] = []
     for group in step.absorbed:
-        mine = slice(group[0].offset, group[-1].offset + group[-1].length)
-        _absorbed(out[mine], q[mine], cache, kv_b, group, scale)
+        parts.append((group.tokens, _absorbed(q[group.tokens], cache, kv_b, nope, group, scale)))
     for span in step.expanded:
         mine = slice(span.offset, span.offset + span.length)
-        _expanded(out[mine], q[mine].float(), cache, kv_b, span, scale)
+        parts.append((mine, _expanded(q[mine].float(), cache, kv_b, nope, span, scale)))
+    if len(parts) == 1:  # the usual step: all decode, or one chunk
+        return parts[0][1].to(q.dtype)
+    out = q.new_empty((*q.shape[:2], kv_b.shape[1] - nope))
+    for mine, part in parts:
+        out[mine] = part
     return out
 
 
-def _absorbed(out: Tensor, q: Tensor, cache: Tensor, kv_b: Tensor, group: Sequence[Span], scale: float) -> None:
+def _absorbed(q: Tensor, cache: Tensor, kv_b: Tensor, nope: int, group: Group, scale: float) -> Tensor:
+    """q [n, H, nope + rope] -> [n, H, v], through the latent; ``scale`` is to base 2."""
     tokens, heads = q.shape[:2]
     rank = kv_b.shape[-1]
-    nope = kv_b.shape[1] - out.shape[-1]
     folded = torch.empty(tokens, heads, cache.shape[-1])
     folded[..., :rank] = torch.bmm(q[..., :nope].transpose(0, 1), kv_b[:, :nope]).transpose(0, 1)
     folded[..., rank:] = q[..., nope:]
-    mixed = torch.zeros(tokens, heads, rank)
-    for span in group:
-        mine = slice(span.offset - group[0].offset, span.offset - group[0].offset + span.length)
-        _over_latent(mixed[mine], folded[mine], cache, span, scale)
+    if group.gathered is not None:
+        mixed = _over_batch(folded, cache, group.gathered, rank, scale)
+    elif tokens == 1:
+        mixed = _over_latent(folded, cache, group.spans[0], rank, scale)
+    else:
+        each = zip(group.spans, folded.split_with_sizes([s.length for s in group.spans]), strict=True)
+        mixed = torch.cat([_over_latent(part, cache, span, rank, scale) for span, part in each])
     values = kv_b[:, nope:].transpose(1, 2)
-    out.copy_(torch.bmm(mixed.to(out.dtype).transpose(0, 1), values).transpose(0, 1))
+    return torch.bmm(mixed.to(q.dtype).transpose(0, 1), values).transpose(0, 1)
 
 
-def _over_latent(out: Tensor, q: Tensor, cache: Tensor, span: Span, scale: float) -> None:
-    """One segment, absorbed: q float32 [n, H, rank + rope] -> out float32 [n, H, rank], given as zeros."""
+def _over_batch(q: Tensor, cache: Tensor, batch: Gathered, rank: int, scale: float) -> Tensor:
+    """Short decoding sequences: q float32 [B, H, rank + rope] -> [B, H, rank]."""
+    keys = cache.index_select(0, batch.rows).float().view(q.shape[0], -1, q.shape[-1])
+    scores = torch.baddbmm(batch.bias, q, keys.transpose(1, 2), alpha=scale / LOG2E)
+    return torch.bmm(torch.softmax(scores, -1), keys[..., :rank])
+
+
+def _over_latent(q: Tensor, cache: Tensor, span: Span, rank: int, scale: float) -> Tensor:
+    """One segment, absorbed: q float32 [n, H, rank + rope] -> float32 [n, H, rank]."""
     length, heads, width = q.shape
     keys = min(span.start + length, SCORES // heads, KEY_BLOCK if length > 1 else SCORES)
     if cache.dtype != torch.float32:
         keys = min(keys, WIDE_KEYS)
     queries = max(1, SCORES // (heads * keys))
+    out = torch.zeros(length, heads, rank)
     for a in range(0, length, queries):
         b = min(a + queries, length)
-        block = q[a:b].view(-1, width)
-        target = out[a:b].view(block.shape[0], -1)
-        running = _Running(target[None])
+        block, target = q[a:b].view(-1, width), out[a:b].view(-1, rank)
         last = span.start + b
+        running = _Running(target[None]) if last > keys else None  # otherwise one tile is everything
         for low in range(0, last, keys):
             high = min(low + keys, last)
             pieces = [_piece(cache, r) for r in clip(span.runs, low, high)]
             scores = torch.empty(block.shape[0], high - low)
-            _scores(scores, block, pieces, scale)
-            _mask(scores.view(b - a, heads, -1).transpose(0, 1), span.start + a, low)
-            if last <= keys:  # one tile is everything: no running maximum to keep
-                _values(target, torch.softmax(scores, -1), pieces)
-            else:
-                _values(target, running.weigh(scores[None])[0], pieces)
-        if last > keys:
+            _scores(scores, block, pieces, scale if running else scale / LOG2E)
+            if length > 1:
+                _mask(scores.view(b - a, heads, -1).transpose(0, 1), span.start + a, low)
+            weights = running.weigh(scores[None])[0] if running else torch.softmax(scores, -1)
+            _values(target, weights, pieces)
+        if running:
             running.finish()
+    return out
 
 
 def _piece(cache: Tensor, run: Run) -> Tensor:
@@ -245,27 +317,30 @@ def _values(out: Tensor, weights: Tensor, pieces: Sequence[Tensor]) -> None:
         at += rows.shape[0]
 
 
-def _expanded(out: Tensor, q: Tensor, cache: Tensor, kv_b: Tensor, span: Span, scale: float) -> None:
-    """One long chunk: q float32 [n, H, nope + rope] -> out [n, H, v]; a few heads at a time bound the scratch."""
-    heads = q.shape[1]
-    few = max(1, SCORES // (QUERY_BLOCK * KEY_BLOCK))
-    buffer = torch.empty(min(few, heads) * QUERY_BLOCK * KEY_BLOCK)
+def _expanded(q: Tensor, cache: Tensor, kv_b: Tensor, nope: int, span: Span, scale: float) -> Tensor:
+    """One long chunk: q float32 [n, H, nope + rope] -> float32 [n, H, v]; a few heads at a time bound the scratch."""
+    length, heads = q.shape[:2]
+    few = min(heads, max(2, torch.get_num_threads()), max(1, SCORES // (QUERY_BLOCK * KEY_BLOCK)))
+    buffer = torch.empty(few * QUERY_BLOCK * KEY_BLOCK)
+    out = torch.empty(length, heads, kv_b.shape[1] - nope)
     for h in range(0, heads, few):
         mine = slice(h, min(h + few, heads))
-        _expanded_heads(out[:, mine], q[:, mine].transpose(0, 1), cache, kv_b[mine], span, scale, buffer)
+        result = _expanded_heads(q[:, mine].transpose(0, 1), cache, kv_b[mine], nope, span, scale, buffer)
+        out[:, mine] = result.transpose(0, 1)
+    return out
 
 
 def _expanded_heads(
-    out: Tensor, q: Tensor, cache: Tensor, kv_b: Tensor, span: Span, scale: float, buffer: Tensor
-) -> None:
-    """q [h, n, nope + rope]; out [n, h, v]. Each key block is expanded once and meets the queries that may see it."""
-    heads, length, width = q.shape
-    total = torch.zeros(heads, length, out.shape[-1])
+    q: Tensor, cache: Tensor, kv_b: Tensor, nope: int, span: Span, scale: float, buffer: Tensor
+) -> Tensor:
+    """q [h, n, nope + rope] -> [h, n, v]. Each key block is expanded once and meets the queries that may see it."""
+    heads, length = q.shape[:2]
+    total = torch.zeros(heads, length, kv_b.shape[1] - nope)
     running = _Running(total)
     end = span.start + length
     for low in range(0, end, KEY_BLOCK):
         high = min(low + KEY_BLOCK, end)
-        keys, values = _expand(cache, list(clip(span.runs, low, high)), kv_b, width)
+        keys, values = _expand(cache, list(clip(span.runs, low, high)), kv_b, nope)
         for a in range(max(low - span.start, 0), length, QUERY_BLOCK):
             b = min(a + QUERY_BLOCK, length)
             seen = min(high, span.start + b) - low
@@ -275,15 +350,15 @@ def _expanded_heads(
             weights = running.weigh(scores, a, b)
             total[:, a:b].baddbmm_(weights, values[:, :seen])
     running.finish()
-    out.copy_(total.transpose(0, 1))
+    return total
 
 
-def _expand(cache: Tensor, pieces: Sequence[Run], kv_b: Tensor, width: int) -> tuple[Tensor, Tensor]:
+def _expand(cache: Tensor, pieces: Sequence[Run], kv_b: Tensor, nope: int) -> tuple[Tensor, Tensor]:
     """Keys [h, S, nope + rope] and values [h, S, v] of the pieces' rows, float32."""
     heads, both, rank = kv_b.shape
-    nope = width - (cache.shape[-1] - rank)
     count = sum(r.count for r in pieces)
-    keys, values = torch.empty(heads, count, width), torch.empty(heads, count, both - nope)
+    keys = torch.empty(heads, count, nope + cache.shape[-1] - rank)
+    values = torch.empty(heads, count, both - nope)
     weight = kv_b.reshape(-1, rank).t()
     at = 0
     for r in pieces:
@@ -306,7 +381,7 @@ def _mask(scores: Tensor, first: int, low: int) -> None:
 
 
 class _Running:
-    """Softmax over keys that arrive in tiles: a running maximum and sum for each row of ``total`` [B, M, width].
+    """Softmax to base 2 over keys that arrive in tiles: running maxima and sums of ``total`` [B, M, width].
 
     ``total`` starts at zero and holds the weighted values, relative to the running maximum. The first tile must hold a
     visible key for every row, otherwise the maximum would still be -inf.
@@ -321,8 +396,8 @@ class _Running:
         """Scores [B, b - a, keys] of rows a .. b-1 to weights, in place; rescales what was summed before."""
         peak, total = self.peak[:, a:b], self.total[:, a:b]
         raised = torch.maximum(scores.amax(-1, keepdim=True), peak)
-        shrink = peak.sub(raised).exp_()
-        weights = scores.sub_(raised).exp_()
+        shrink = peak.sub(raised).exp2_()
+        weights = scores.sub_(raised).exp2_()
         self.sum[:, a:b].mul_(shrink).add_(weights.sum(-1, keepdim=True))
         total.mul_(shrink)
         peak.copy_(raised)

@@ -45,11 +45,29 @@ def cos_sin(freqs: Tensor, positions: Tensor, magnitude: float = 1.0) -> tuple[T
     return (cos, sin) if magnitude == 1.0 else (cos * magnitude, sin * magnitude)
 
 
+def turn(cos: Tensor, sin: Tensor) -> Tensor:
+    """The tables as complex numbers, for ``rotate_``: build them once a step, not once a layer."""
+    return torch.complex(cos, sin)
+
+
 def apply_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate the adjacent pairs (x0, x1), (x2, x3), … of the last axis; computed in float32, returned in x's dtype.
 
     x: [..., dim]; cos, sin: float32, broadcastable to [..., dim / 2] (for [T, H, dim] pass cos[:, None]). The inverse
     rotation is ``apply_interleaved(x, cos, -sin)``. A new contiguous tensor is returned.
     """
-    pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], x.shape[-1] // 2, 2))
-    return torch.view_as_real(pairs * torch.complex(cos, sin)).flatten(-2).to(x.dtype)
+    return _rotated(x, torch.complex(cos, sin))
+
+
+def rotate_(x: Tensor, turns: Tensor) -> Tensor:
+    """``apply_interleaved`` in place: turns complex64, broadcastable to [..., dim / 2]. Returns x."""
+    even = all(s % 2 == 0 for s in x.stride()[:-1]) and x.storage_offset() % 2 == 0 and x.stride(-1) == 1
+    if x.dtype == torch.float32 and even:  # then the pairs are complex numbers as they lie
+        torch.view_as_complex(x.view(*x.shape[:-1], x.shape[-1] // 2, 2)).mul_(turns)
+        return x
+    return x.copy_(_rotated(x, turns))
+
+
+def _rotated(x: Tensor, turns: Tensor) -> Tensor:
+    pairs = torch.complex(x[..., 0::2].float(), x[..., 1::2].float())
+    return torch.view_as_real(pairs * turns).flatten(-2).to(x.dtype)
