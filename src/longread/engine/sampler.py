@@ -130,7 +130,7 @@ def _draw(logits: Tensor, rows: Sequence[SamplingState]) -> list[int]:
     # argmax(logit + Gumbel) draws from softmax(logit); -log of an exponential variate is a Gumbel variate.
     noise = torch.empty_like(logits)
     for i, row in enumerate(rows):
-        stream = np.random.Generator(np.random.Philox(key=[row.seed, row.output_length]))
+        stream = np.random.Generator(np.random.Philox(key=np.array([row.seed, row.output_length], dtype=np.uint64)))
         stream.standard_exponential(dtype=np.float32, out=noise[i].numpy())
     logits -= noise.clamp_min_(torch.finfo(torch.float32).tiny).log_()
     return [int(token) for token in logits.argmax(dim=-1).tolist()]

@@ -117,6 +117,7 @@ class Session:
         self._reserve(lease, len(saved.tokens))
         session_file.restore(saved, lease, self._core.groups, self._core.state)
         self._cache.commit(lease, saved.tokens)
+        self._cache.snapshot(lease)  # prompts that begin like the saved timeline land here
         self._timeline.tokens = saved.tokens
         self._timeline.prompt_length = len(saved.tokens)
         self._logits = saved.logits
