@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from longread.kernels.dispatch import kernel
 from longread.kernels.hyper import ref as hyper
+from longread.kernels.linear import ref as linear
 from longread.kernels.moe import ref as moe
 from longread.kernels.norm import ref as norm
 from longread.kernels.rope.ref import cos_sin, frequencies
@@ -43,6 +44,7 @@ class DeepseekV4:
         self.head_mix = _mix_weights(weights, "hc_head")
         device = self.embed.device.type
         self._rms_norm, self._collapse = kernel(norm.rms_norm, device), kernel(hyper.head, device)
+        self._linear = kernel(linear.linear, device)
         self.layers = [V4Layer(spec, i, weights, dtype) for i in range(spec.layers)]
 
     @torch.inference_mode()
@@ -62,9 +64,7 @@ class DeepseekV4:
         streams, token_ids = streams[inputs.logit_rows], token_ids[inputs.logit_rows]
         self.layers[-1].feed_forward(streams, token_ids)
         last = self._collapse(streams, *self.head_mix, self.hyper.eps, self.spec.rms_eps)
-        return functional.linear(
-            self._rms_norm(last.to(self.dtype), self.norm, self.spec.rms_eps), self.lm_head
-        ).float()
+        return self._linear(self._rms_norm(last.to(self.dtype), self.norm, self.spec.rms_eps), self.lm_head).float()
 
     def _rotations(self, positions: Tensor, step: Step) -> Rotations:
         return Rotations(

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from longread.kernels.compressor import ref as compressor
 from longread.kernels.dispatch import kernel
 from longread.kernels.indexer import ref as indexer
+from longread.kernels.linear import ref as linear
 from longread.kernels.norm import ref as norm
 from longread.kernels.rope import ref as rope
 from longread.kernels.sparse_attention import ref as sparse_attention
@@ -85,6 +85,7 @@ class V4Attention:
         self.w_oa = get("wo_a.weight").view(c.o_groups, c.o_lora_rank, group)
         self.w_ob = get("wo_b.weight")
         device = self.w_ob.device.type
+        self._linear = kernel(linear.linear, device)
         self._rms_norm, self._apply = kernel(norm.rms_norm, device), kernel(rope.apply_interleaved, device)
         self._overlap_step = kernel(compressor.overlap_step, device)
         self._overlap_chunk = kernel(compressor.overlap_chunk, device)
@@ -98,9 +99,9 @@ class V4Attention:
         """u: [T, D] in the model's dtype, the normalised input. Returns [T, D]."""
         c, tokens = self.c, u.shape[0]
         cos, sin = rotations.compressed if self.ratio else rotations.plain
-        parts = torch.split_with_sizes(functional.linear(u, self.w_in), self.in_sizes, -1)
+        parts = torch.split_with_sizes(self._linear(u, self.w_in), self.in_sizes, -1)
         c_q = self._rms_norm(parts[0], self.q_norm, self.eps)
-        queries = torch.split_with_sizes(functional.linear(c_q, self.w_query), self.q_sizes, -1)
+        queries = torch.split_with_sizes(self._linear(c_q, self.w_query), self.q_sizes, -1)
         q = self._rms_norm(queries[0].view(tokens, self.heads, c.head_dim), None, self.eps)
         self._rotate(q, cos[:, None], sin[:, None])
         kv = self._rms_norm(parts[1], self.kv_norm, self.eps)
@@ -115,7 +116,7 @@ class V4Attention:
         out = self._attend(q, kv, index, step, state)
         self._rotate(out, cos[:, None], -sin[:, None])
         grouped = out.to(u.dtype).view(tokens, c.o_groups, -1).transpose(0, 1)
-        return functional.linear(
+        return self._linear(
             torch.bmm(grouped, self.w_oa.transpose(1, 2)).transpose(0, 1).reshape(tokens, -1), self.w_ob
         )
 
@@ -199,16 +200,21 @@ class V4Attention:
         if q.shape[0] == 1:
             ring = window[singles.segments[0].slot]
             shared = [(ring, singles.window_valid), *((store[a:b], None) for a, b in places if store is not None)]
-            own = [] if rows is None or store is None else [(store[rows], valid)]
+            own = [] if rows is None or store is None else [(_rows(store, rows), valid)]
             return self._softmax(q, self.sink, self.scale, shared, own)
         out = torch.empty(q.shape, dtype=torch.float32)
         width = self.c.window + (0 if rows is None else rows.shape[1])
         size = max(1, GATHER_FLOATS // (width * self.c.head_dim))
         for begin in range(0, q.shape[0], size):
             part = slice(begin, begin + size)
-            own = [(window[singles.slots[part]], None if singles.window_valid is None else singles.window_valid[part])]
+            own = [
+                (
+                    window.index_select(0, singles.slots[part]),
+                    None if singles.window_valid is None else singles.window_valid[part],
+                )
+            ]
             if rows is not None and store is not None:
-                own.append((store[rows[part]], None if valid is None else valid[part]))
+                own.append((_rows(store, rows[part]), None if valid is None else valid[part]))
             out[part] = self._softmax(q[part], self.sink, self.scale, (), own)
         return out
 
@@ -284,7 +290,7 @@ class V4Attention:
                     shared += _masked(store, places, self._chosen(scores, visible, self.ix.top_k))
                 else:
                     rows, valid = self._chosen_rows(scores, visible, self.ix.top_k)
-                    own.append((store[_flat(rows, places)], valid))
+                    own.append((_rows(store, _flat(rows, places)), valid))
             else:
                 shared += _masked(store, places, torch.arange(count) < visible[:, None])
         out[block] = self._softmax(q[block], self.sink, self.scale, shared, own)
@@ -319,6 +325,11 @@ def _masked(store: Tensor, places: list[tuple[int, int]], mask: Tensor) -> list[
         out.append((store[first:end], None if bool(part.all()) else part))
         at += end - first
     return out
+
+
+def _rows(store: Tensor, rows: Tensor) -> Tensor:
+    """store [n, d], rows int64 [Q, k] -> [Q, k, d]. (index_select copies whole rows; indexing goes number by number.)"""
+    return store.index_select(0, rows.flatten()).view(*rows.shape, -1)
 
 
 def _flat(rows: Tensor, places: list[tuple[int, int]]) -> Tensor:

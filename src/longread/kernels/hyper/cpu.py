@@ -12,13 +12,11 @@ import torch
 from numba import njit
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional
 
 from longread.kernels.hyper import ref
+from longread.kernels.linear.cpu import RELAXED, linear
 
 Floats = NDArray[np.float32]
-# Reassociation lets the loops over channels run in vector registers. NaN and infinity keep their meaning.
-RELAXED = {"reassoc", "contract", "arcp", "nsz"}
 
 
 def mix(
@@ -28,7 +26,7 @@ def mix(
     tokens, m, hidden = streams.shape
     if m != 4:
         return ref.mix(streams, fn, base, scale, iters, eps, rms_eps)
-    logits = functional.linear(streams.view(tokens, m * hidden), fn)
+    logits = linear(streams.view(tokens, m * hidden), fn)
     u, post, a = torch.empty(tokens, hidden), torch.empty(tokens, m), torch.empty(tokens, m, m)
     _mix(
         streams.numpy(), logits.numpy(), base.numpy(), scale.numpy(), iters, eps, rms_eps,
