@@ -21,6 +21,7 @@ MAX_GRAMMAR_CHARACTERS = 256 * 1024
 MAX_NESTING = 64
 MAX_CHOICES = 4096
 COMPILED_KEPT = 64  # grammars kept compiled; a conversation sends the same schema each turn
+USES_KEPT = 256  # copies share a lexer that grows with use and fails at a limit, so a compiled grammar is renewed
 
 
 class GrammarState:
@@ -47,7 +48,7 @@ class GrammarState:
     @property
     def error(self) -> str | None:
         """Why the grammar cannot go on (a resource limit); None: it can."""
-        return str(self._matcher.get_error()) if self._matcher.is_error() else None
+        return _reason(self._matcher) if self._matcher.is_error() else None
 
     def allowed(self, vocab: int) -> NDArray[np.bool_]:
         """Which of the ``vocab`` ids may come next: bool [vocab]. Only while ``active``; check ``error`` afterwards."""
@@ -66,41 +67,60 @@ class GrammarState:
             self._after = None
 
 
+class _Compiled:
+    """A compiled grammar and how many states were started from it."""
+
+    def __init__(self, matcher: LLMatcher):
+        self.matcher = matcher
+        self.uses = 0
+
+
 class GrammarCompiler:
-    """Compiles and caches grammars over one tokenizer. ``vocab`` is the model's, which may be padded."""
+    """Compiles and caches grammars over one tokenizer. ``vocab`` is the model's, which may be padded.
+
+    The lock guards the cache only: a grammar that takes a second to compile must not hold up the engine's thread.
+    """
 
     def __init__(self, tokenizer_json: Path, vocab: int, eos_id: int):
         self._path = tokenizer_json
         self._vocab = vocab
         self._eos_id = eos_id
         self._lock = threading.Lock()
+        self._tokenizer_lock = threading.Lock()
         self._tokenizer: LLTokenizer | None = None
-        self._compiled: OrderedDict[GrammarSpec, LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[GrammarSpec, _Compiled] = OrderedDict()
         self._limits = LLParserLimits(verbose_errors=False)
 
     def start(self, spec: GrammarSpec, after: int | None) -> GrammarState:
         """A fresh state of this grammar. Raises InvalidRequestError with the library's reason."""
         with self._lock:
-            matcher = self._compiled.get(spec)
-            if matcher is None:
-                matcher = self._compile(_grammar_text(spec), spec.kind)
-                self._compiled[spec] = matcher
-                if len(self._compiled) > COMPILED_KEPT:
-                    self._compiled.popitem(last=False)
+            kept = self._compiled.get(spec)
+        if kept is None or kept.uses >= USES_KEPT:
+            kept = _Compiled(self._compile(_grammar_text(spec), spec.kind))
+        with self._lock:
+            self._compiled[spec] = kept
             self._compiled.move_to_end(spec)
-            return GrammarState(matcher.deep_copy(), after, self._eos_id)
+            if len(self._compiled) > COMPILED_KEPT:
+                self._compiled.popitem(last=False)
+            kept.uses += 1
+            return GrammarState(kept.matcher.deep_copy(), after, self._eos_id)
 
     def _compile(self, grammar: str, kind: str) -> LLMatcher:
-        if self._tokenizer is None:
-            # About 0.6 s for 129K tokens, so only where a grammar is used at all.
-            self._tokenizer = LLTokenizer(str(self._path), n_vocab=self._vocab, eos_token=self._eos_id)
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
-        trial = matcher.deep_copy()
-        if not trial.is_error():
-            trial.compute_bitmask()  # a copy, so that the kept one stays untouched
-        if trial.is_error():
-            raise _refuse(f"the {kind} grammar cannot be used: {trial.get_error()}")
+        matcher = LLMatcher(self._open_tokenizer(), grammar, log_level=0, limits=self._limits)
+        for _ in range(2):  # what overflows in the first mask shows in the second; copies keep the original unused
+            trial = matcher.deep_copy()
+            if not trial.is_error():
+                trial.compute_bitmask()
+            if trial.is_error():
+                raise _refuse(f"the {kind} grammar cannot be used: {_reason(trial)}")
         return matcher
+
+    def _open_tokenizer(self) -> LLTokenizer:
+        """About a second for 129K tokens, so only where a grammar is used at all."""
+        with self._tokenizer_lock:
+            if self._tokenizer is None:
+                self._tokenizer = LLTokenizer(str(self._path), n_vocab=self._vocab, eos_token=self._eos_id)
+            return self._tokenizer
 
 
 def _grammar_text(spec: GrammarSpec) -> str:
@@ -153,6 +173,11 @@ def _nesting(text: str) -> int:
         elif character in "]}":
             depth -= 1
     return deepest
+
+
+def _reason(matcher: LLMatcher) -> str:
+    """The library's message, without the mark that its parser state was left out."""
+    return str(matcher.get_error()).replace("<non-verbose/>", "").strip()
 
 
 def _refuse(message: str) -> InvalidRequestError:

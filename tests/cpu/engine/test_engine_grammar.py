@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
+from longread.engine import grammar as grammar_room
 from longread.engine.engine import LocalEngine
 from longread.engine.grammar import MAX_CHOICES, MAX_NESTING, GrammarCompiler
 from longread.engine.load import load_engine
@@ -147,6 +148,7 @@ DEEP = '{"type":"object","properties":{"a":' * (MAX_NESTING // 2 + 1) + "true" +
         ("json_schema", "[" * 100_000, f"limit is {MAX_NESTING}"),
         ("json_schema", '{"description": "' + "x" * 300_000 + '"}', "limit is 262144"),
         ("regex", "(a", "unclosed group"),
+        ("regex", "(a{1000}){1000}", "too many expressions"),
         ("regex", "", "empty"),
         ("choice", "[]", "non-empty"),
         ("choice", '["a", 1]', "strings"),
@@ -207,6 +209,22 @@ def test_compiled_once_and_from_many_threads(compiler: GrammarCompiler) -> None:
     assert len(compiler._compiled) <= 64
 
 
+def test_a_compiled_grammar_is_renewed_and_the_oldest_forgotten(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_room, "USES_KEPT", 3)
+    monkeypatch.setattr(grammar_room, "COMPILED_KEPT", 2)
+    spec = GrammarSpec("regex", "renewed")
+    kept = []
+    for _ in range(4):
+        compiler.start(spec, None)
+        kept.append(compiler._compiled[spec])
+    assert kept[0] is kept[1] is kept[2] is not kept[3]
+    for number in range(70):
+        compiler.start(GrammarSpec("regex", f"n{number}"), None)
+    assert spec not in compiler._compiled
+
+
 def test_a_grammar_that_breaks_fails_its_request_only(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     from longread.engine.grammar import GrammarState
 
@@ -217,7 +235,7 @@ def test_a_grammar_that_breaks_fails_its_request_only(engine: LocalEngine, monke
     victim = None
     engine.submit(ask("bad", broken))
     victim = engine._requests["bad"].sampling.grammar._matcher
-    tokens, ends = run(engine, ask("good", GrammarSpec("choice", '["yes"]')))
+    _, ends = run(engine, ask("good", GrammarSpec("choice", '["yes"]')))
     assert ends["bad"].reason == "failed"
     assert "too complex" in (ends["bad"].error or "")
     assert ends["good"].reason == "stop"
