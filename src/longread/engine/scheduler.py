@@ -248,7 +248,10 @@ class Scheduler:
     def _cut(self, timeline: Timeline) -> int | None:
         """Where the cache wants a snapshot next; it plans by the tokens that the lease was opened with."""
         assert timeline.lease is not None
-        return self._cache.next_snapshot_point(len(timeline.lease.prompt), timeline.computed, self._interval)
+        planned = len(timeline.lease.prompt)
+        if timeline.computed >= planned:
+            return None
+        return self._cache.next_snapshot_point(planned, timeline.computed, self._interval)
 
     def _next_stop(self, timeline: Timeline) -> int:
         """Where a chunk that starts now must end at the latest."""

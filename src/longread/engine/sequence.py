@@ -56,7 +56,9 @@ class Timeline:
         """
         if self.lease is None:
             return
-        if keep_tail and self.computed > self.lease.cached_tokens:
+        # Below one page a snapshot row is worth more to the long prompts that it would push out.
+        worth = self.computed >= PAGE_TOKENS or not cache.has_rings
+        if keep_tail and worth and self.computed > self.lease.cached_tokens:
             cache.snapshot(self.lease)
         cache.close(self.lease)
         self.lease = None
