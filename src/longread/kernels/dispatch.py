@@ -13,9 +13,11 @@ from longread.kernels.hyper import ref as hyper
 from longread.kernels.indexer import ref as indexer
 from longread.kernels.linear import cpu as linear_cpu
 from longread.kernels.linear import ref as linear
+from longread.kernels.mla import cpu as mla_cpu
 from longread.kernels.mla import ref as mla
 from longread.kernels.moe import cpu as moe_cpu
 from longread.kernels.moe import ref as moe
+from longread.kernels.norm import cpu as norm_cpu
 from longread.kernels.norm import ref as norm
 from longread.kernels.rope import ref as rope
 from longread.kernels.router import ref as router
@@ -25,7 +27,7 @@ from longread.spec.errors import ConfigError
 Op = TypeVar("Op", bound=Callable[..., Any])
 
 TABLE: Mapping[Callable[..., Any], Mapping[str, Callable[..., Any]]] = {
-    norm.rms_norm: {"cpu": norm.rms_norm},
+    norm.rms_norm: {"cpu": norm_cpu.rms_norm},
     rope.rotate_: {"cpu": rope.rotate_},
     rope.apply_interleaved: {"cpu": rope.apply_interleaved},
     router.router_logits: {"cpu": router.router_logits},
@@ -35,7 +37,7 @@ TABLE: Mapping[Callable[..., Any], Mapping[str, Callable[..., Any]]] = {
     moe.mlp: {"cpu": moe_cpu.mlp},
     moe.experts: {"cpu": moe_cpu.experts},
     mla.write: {"cpu": mla.write},
-    mla.attend: {"cpu": mla.attend},
+    mla.attend: {"cpu": mla_cpu.attend},
     hyper.mix: {"cpu": hyper_cpu.mix},
     hyper.update: {"cpu": hyper_cpu.update},
     hyper.head: {"cpu": hyper.head},

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from longread.kernels.dispatch import kernel
+from longread.kernels.linear import ref as linear
 from longread.kernels.mla import ref as mla
 from longread.kernels.moe import ref as moe
 from longread.kernels.norm import ref as norm
@@ -95,6 +96,7 @@ class DeepseekV3:
         self._rotate = kernel(rope.rotate_, device)
         self._router_logits = kernel(router.router_logits, device)
         self._route = kernel(router.route, device)
+        self._linear = kernel(linear.linear, device)
         self._mlp = kernel(moe.mlp, device)
         self._experts = kernel(moe.experts, device)
         self._write = kernel(mla.write, device)
@@ -125,7 +127,7 @@ class DeepseekV3:
             return torch.empty(0, self.spec.vocab)
         x = self._feed_forward(self.layers[-1], x)
         x = self._rms_norm(x, self.norm, self.spec.rms_eps)
-        return functional.linear(x, self.head).float()
+        return self._linear(x, self.head).float()
 
     def _attention(
         self,
@@ -141,11 +143,11 @@ class DeepseekV3:
         m = self.mla
         h = self._rms_norm(x, layer.norm, self.spec.rms_eps)
         if wanted is None and layer.down is not None:
-            q, c, k_pe = functional.linear(h, layer.down).split_with_sizes(
+            q, c, k_pe = self._linear(h, layer.down).split_with_sizes(
                 (layer.down.shape[0] - layer.kv_a.shape[0], m.kv_lora_rank, m.qk_rope_head_dim), -1
             )
         else:
-            c, k_pe = functional.linear(h, layer.kv_a).split_with_sizes((m.kv_lora_rank, m.qk_rope_head_dim), -1)
+            c, k_pe = self._linear(h, layer.kv_a).split_with_sizes((m.kv_lora_rank, m.qk_rope_head_dim), -1)
             q = h
         self._write(latent, rows, self._rms_norm(c, layer.kv_a_norm, LATENT_EPS), self._rotate(k_pe, turns))
         if wanted is not None:
@@ -153,13 +155,13 @@ class DeepseekV3:
             if x.shape[0] == 0:
                 return x
             if layer.q_a is not None:
-                q = functional.linear(q, layer.q_a)
+                q = self._linear(q, layer.q_a)
         if layer.q_a_norm is not None:
             q = self._rms_norm(q, layer.q_a_norm, LATENT_EPS)
-        q = functional.linear(q, layer.q_b).view(x.shape[0], self.spec.heads, -1)
+        q = self._linear(q, layer.q_b).view(x.shape[0], self.spec.heads, -1)
         self._rotate(q[..., m.qk_nope_head_dim :], turns[:, None])
         mixed = self._attend(q, latent, layer.kv_b, step, self.scale)
-        return torch.addmm(x, mixed.flatten(1), layer.o.t())
+        return x + self._linear(mixed.flatten(1), layer.o)
 
     def _feed_forward(self, layer: Layer, x: Tensor) -> Tensor:
         h = self._rms_norm(x, layer.ffn_norm, self.spec.rms_eps)

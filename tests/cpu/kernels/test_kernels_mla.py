@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from longread.kernels.mla import cpu
 from longread.kernels.mla import ref as mla
 from longread.spec.batch import Segment
 from longread.spec.model import MLASpec, RopeSpec
@@ -124,6 +125,43 @@ def test_bfloat16(threshold: int, monkeypatch: pytest.MonkeyPatch) -> None:
     found = batch.run(threshold)
     assert found.dtype == torch.bfloat16
     torch.testing.assert_close(found.double(), batch.naive(), rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("shapes", [[(0, 1)], [(255, 1)], [(700, 1)], [(31, 1), (0, 1), (300, 1), (256, 1), (64, 1)]])
+def test_decode_in_one_pass(shapes: list[tuple[int, int]]) -> None:
+    batch = Batch(shapes)
+    expected = batch.run(sys.maxsize)
+    step = mla.reading(mla.spans(batch.segments), mla.Policy(sys.maxsize, 300))
+    with poison.poisoned_memory():
+        found = cpu.attend(batch.q, batch.latent, batch.kv_b, step, SCALE)
+    assert not found.equal(expected), "the reference answered: nothing was tested"
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found.double(), batch.naive(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("gain", [1e3, 1e5])
+def test_decode_in_one_pass_with_huge_scores(gain: float) -> None:
+    batch = Batch([(300, 1)])
+    batch.run(sys.maxsize)
+    batch.q *= gain
+    step = mla.reading(mla.spans(batch.segments), mla.Policy(sys.maxsize, 300))
+    found = cpu.attend(batch.q, batch.latent, batch.kv_b, step, SCALE)
+    torch.testing.assert_close(found.double(), batch.naive(), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("shapes", [[(3000, 1)], [(5, 2)], [(5, 1), (0, 40)]])
+def test_what_the_one_pass_leaves_to_the_reference(shapes: list[tuple[int, int]]) -> None:
+    batch = Batch(shapes)
+    expected = batch.run(30)
+    step = mla.reading(mla.spans(batch.segments), mla.Policy(30, 300))
+    assert cpu.attend(batch.q, batch.latent, batch.kv_b, step, SCALE).equal(expected)
+
+
+def test_exp2() -> None:
+    x = torch.cat((torch.linspace(-30, 0, 20), torch.tensor([-0.5, -1.5, -124.0, -1e9, float("-inf")]))).numpy()
+    expected = torch.from_numpy(x.copy()).double().exp2()
+    cpu._exp2(x, x.view("int32"), x.dtype.type(0))
+    torch.testing.assert_close(torch.from_numpy(x).double(), expected, rtol=3e-7, atol=1e-30)
 
 
 def test_gathered_batches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
