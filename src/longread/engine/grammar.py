@@ -15,7 +15,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
 from longread.spec.engine import GrammarSpec
-from longread.spec.errors import InvalidRequestError
+from longread.spec.errors import EngineFailedError, InvalidRequestError
 
 MAX_GRAMMAR_CHARACTERS = 256 * 1024
 MAX_NESTING = 64
@@ -116,10 +116,13 @@ class GrammarCompiler:
         return matcher
 
     def _open_tokenizer(self) -> LLTokenizer:
-        """About a second for 129K tokens, so only where a grammar is used at all."""
+        """About a second for 129K tokens, so only where a grammar is used at all. Raises EngineFailedError."""
         with self._tokenizer_lock:
             if self._tokenizer is None:
-                self._tokenizer = LLTokenizer(str(self._path), n_vocab=self._vocab, eos_token=self._eos_id)
+                try:
+                    self._tokenizer = LLTokenizer(str(self._path), n_vocab=self._vocab, eos_token=self._eos_id)
+                except ValueError as error:
+                    raise EngineFailedError(f"the checkpoint's tokenizer cannot serve grammars: {error}") from error
             return self._tokenizer
 
 

@@ -50,18 +50,18 @@ class Session:
 
         The timeline is kept if it is a prefix of ``tokens``; otherwise the longest prefix that the cache knows is.
         Sampling starts anew behind them. Raises InvalidRequestError, ContextLengthError, OverloadedError (no pages
-        left; the timeline is empty then) and EngineFailedError (the model failed; likewise).
+        left; a timeline that is not a prefix is empty then) and EngineFailedError (the model failed; it is empty).
         """
         check_tokens(tokens, self._info.vocab)
         check_length(len(tokens), 0, self._info)
         wanted = list(tokens)
         now = self._timeline.tokens
         if self._timeline.lease is None or len(now) > len(wanted) or wanted[: len(now)] != now:
-            self._reset()
-            self._timeline.tokens = wanted
-            self._timeline.lease = self._take(lambda: self._cache.open(wanted))
+            self._begin(wanted, len(wanted))
         elif len(now) == len(wanted):
             return 0
+        else:
+            self._reserve(self._timeline.lease, len(wanted))
         self._timeline.tokens = wanted
         self._timeline.prompt_length = len(wanted)
         self._sampling = None
@@ -78,7 +78,9 @@ class Session:
         params = sampling if sampling is not None else SamplingParams()
         check_sampling(params, self._info.vocab)
         check_length(len(self._timeline.tokens), 1, self._info)
-        state = self._state(params)
+        state, lease = self._state(params), self._timeline.lease
+        if lease is not None:
+            self._reserve(lease, len(self._timeline.tokens) + 1)
         choice = self._core.runner.choose(self.logits[None], [state])[0]
         if choice.error is not None:
             raise InvalidRequestError(choice.error, param="sampling")
@@ -107,14 +109,12 @@ class Session:
 
     def load(self, path: Path) -> None:
         """Replace the timeline by a saved one. Raises SessionFileError (other identity, damaged), ContextLengthError,
-        OverloadedError; the session is unchanged where the file cannot be used.
+        OverloadedError; a file that cannot be used leaves the session as it was.
         """
         saved = session_file.read(path, self._cache.index.root.key, self._core.groups, self._core.state)
         check_tokens(saved.tokens, self._info.vocab)
         check_length(len(saved.tokens), 0, self._info)
-        self._reset()
-        lease = self._timeline.lease = self._take(lambda: self._cache.open(()))
-        self._reserve(lease, len(saved.tokens))
+        lease = self._begin((), len(saved.tokens))
         session_file.restore(saved, lease, self._core.groups, self._core.state)
         self._cache.commit(lease, saved.tokens)
         self._cache.snapshot(lease)  # prompts that begin like the saved timeline land here
@@ -139,12 +139,21 @@ class Session:
         self._timeline = Timeline("", ())
         self._logits = self._sampling = None
 
-    def _compute(self) -> None:
-        """Prefill or decode what the cache lacks, in chunks; leaves the logits of the last position."""
-        timeline, lease = self._timeline, self._timeline.lease
-        assert lease is not None
+    def _begin(self, prefix: Sequence[int], total: int) -> Lease:
+        """Start over: a lease on what the cache knows of ``prefix``, with pages for ``total`` tokens."""
+        self._reset()
+        lease = self._timeline.lease = self._take(lambda: self._cache.open(prefix))
         try:
-            self._reserve(lease, len(timeline.tokens))
+            self._reserve(lease, total)
+        except OverloadedError:
+            self._reset()
+            raise
+        return lease
+
+    def _compute(self) -> None:
+        """Prefill or decode what the cache lacks, in chunks, on reserved pages; leaves the last position's logits."""
+        timeline = self._timeline
+        try:
             while timeline.remaining:
                 cut = self._cache.next_snapshot_point(
                     timeline.prompt_length, timeline.computed, self._core.snapshot_interval
@@ -155,9 +164,6 @@ class Session:
                 logits = self._core.runner.forward(batch)
                 timeline.advance(self._cache, length, cut == timeline.computed + length)
             self._logits = logits[0]
-        except OverloadedError:
-            self._reset()
-            raise
         except Exception as error:
             # The ring state may be half written: only starting again from the cache is safe.
             self._reset(keep_tail=False)

@@ -1,11 +1,13 @@
 """Requests from submission to their one end: finish rules, cancel, failures, limits, stats. Toy model, real cache."""
 
+import inspect
 import time
 from collections import defaultdict
 
 import pytest
 from toy_model import EOS, MLA_GROUPS, RING_GROUPS, VOCAB, ToyModel, toy_engine
 
+from longread.engine import runner, sampler
 from longread.engine.engine import LocalEngine
 from longread.spec.engine import Engine, FinishEvent, GenerationRequest, GrammarSpec, SamplingParams, TokenEvent
 from longread.spec.errors import ContextLengthError, InvalidRequestError
@@ -190,7 +192,15 @@ def test_close_gives_everything_back() -> None:
     engine._core.cache.check()
 
 
-def test_step_is_short() -> None:
-    import inspect
-
+def test_the_loop_fits_a_screen_and_the_sampler_is_near(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(inspect.getsource(LocalEngine.step).splitlines()) <= 40
+    chains: list[list[str]] = []
+
+    def spy(*arguments: object) -> object:
+        names = [frame.function for frame in inspect.stack(0)[1:]]
+        chains.append(names[: names.index("step") + 1])
+        return sampler.sample(*arguments)
+
+    monkeypatch.setattr(runner, "sample", spy)
+    ask(GREEDY)
+    assert chains[0] == ["choose", "_run", "step"]

@@ -199,6 +199,26 @@ def test_sessions_that_fill_the_engine() -> None:
     engine._core.cache.check()
 
 
+def test_a_session_without_a_page_for_the_next_token_stays_as_it_is() -> None:
+    engine = toy_engine(num_pages=2, max_num_seqs=2)
+    first, second = engine.session(), engine.session()
+    first.sync(prompt(256))
+    second.sync(prompt(200, seed=1))
+    logits = first.logits
+    with pytest.raises(OverloadedError):
+        first.step(GREEDY)
+    with pytest.raises(OverloadedError):
+        first.sync(prompt(300))
+    assert first.tokens == tuple(prompt(256))
+    assert torch.equal(first.logits, logits)
+    second.close()
+    with toy_engine().session() as fresh:
+        fresh.sync(prompt(256))
+        assert first.step(GREEDY) == fresh.step(GREEDY)
+    first.close()
+    engine._core.cache.check()
+
+
 def test_a_failing_model_empties_the_session_only() -> None:
     engine = toy_engine(model=ToyModel(RING_GROUPS, fail_on=96))
     session = engine.session()
