@@ -16,7 +16,7 @@ from longread.kernels.hyper import ref as hyper
 from longread.kernels.linear import ref as linear
 from longread.kernels.moe import ref as moe
 from longread.kernels.norm import ref as norm
-from longread.kernels.rope.ref import cos_sin, frequencies
+from longread.kernels.rope.ref import cos_sin, frequencies, turn
 from longread.kernels.router import ref as router
 from longread.models.inputs import StepInputs
 from longread.models.v4_attention import Rotations, V4Attention
@@ -67,10 +67,14 @@ class DeepseekV4:
         return self._linear(self._rms_norm(last.to(self.dtype), self.norm, self.spec.rms_eps), self.lm_head).float()
 
     def _rotations(self, positions: Tensor, step: Step) -> Rotations:
+        def turns(freqs: Tensor, at: Tensor) -> Tensor:
+            return turn(*cos_sin(freqs, at))
+
+        plain, compressed = turns(self.plain_freqs, positions), turns(self.compressed_freqs, positions)
         return Rotations(
-            cos_sin(self.plain_freqs, positions),
-            cos_sin(self.compressed_freqs, positions),
-            {ratio: cos_sin(self.compressed_freqs, done.positions) for ratio, done in step.closing.items()},
+            (plain, plain.conj().resolve_conj()),
+            (compressed, compressed.conj().resolve_conj()),
+            {ratio: turns(self.compressed_freqs, done.positions) for ratio, done in step.closing.items()},
         )
 
 

@@ -31,16 +31,16 @@ INDEX_FLOATS = 1 << 22  # index scores of one block: 16 MB, 16 queries at 1M tok
 GATHER_FLOATS = 1 << 22  # rows gathered for one block: 16 MB
 COPY_HEADS = 24  # gathering a selected row costs about as much as this many heads' products with it (measured)
 
-Rotation = tuple[Tensor, Tensor]
-
 
 @dataclass(frozen=True, slots=True)
 class Rotations:
-    """cos and sin (float32 [T, rope / 2]) of the step's tokens (both tables) and of each ratio's closing windows."""
+    """RoPE as complex64 turns for ``rotate_``: [T, rope / 2] of the step's tokens by the plain and by the compressed
+    table, each with its inverse, and [W, rope / 2] of each ratio's closing windows.
+    """
 
-    plain: Rotation
-    compressed: Rotation
-    closing: Mapping[int, Rotation]
+    plain: tuple[Tensor, Tensor]
+    compressed: tuple[Tensor, Tensor]
+    closing: Mapping[int, Tensor]
 
 
 class V4Attention:
@@ -82,11 +82,11 @@ class V4Attention:
         self.q_norm, self.kv_norm = get("q_norm.weight"), get("kv_norm.weight")
         self.sink = get("attn_sink", torch.float32)
         group = spec.heads * c.head_dim // c.o_groups
-        self.w_oa = get("wo_a.weight").view(c.o_groups, c.o_lora_rank, group)
+        self.w_oa = get("wo_a.weight").view(c.o_groups, c.o_lora_rank, group).unbind(0)
         self.w_ob = get("wo_b.weight")
         device = self.w_ob.device.type
         self._linear = kernel(linear.linear, device)
-        self._rms_norm, self._apply = kernel(norm.rms_norm, device), kernel(rope.apply_interleaved, device)
+        self._rms_norm, self._rotate = kernel(norm.rms_norm, device), kernel(rope.rotate_, device)
         self._overlap_step = kernel(compressor.overlap_step, device)
         self._overlap_chunk = kernel(compressor.overlap_chunk, device)
         self._online_step = kernel(compressor.online_step, device)
@@ -98,32 +98,30 @@ class V4Attention:
     def __call__(self, u: Tensor, step: Step, rotations: Rotations, state: Mapping[str, Tensor]) -> Tensor:
         """u: [T, D] in the model's dtype, the normalised input. Returns [T, D]."""
         c, tokens = self.c, u.shape[0]
-        cos, sin = rotations.compressed if self.ratio else rotations.plain
+        turns, back = rotations.compressed if self.ratio else rotations.plain
         parts = torch.split_with_sizes(self._linear(u, self.w_in), self.in_sizes, -1)
         c_q = self._rms_norm(parts[0], self.q_norm, self.eps)
         queries = torch.split_with_sizes(self._linear(c_q, self.w_query), self.q_sizes, -1)
         q = self._rms_norm(queries[0].view(tokens, self.heads, c.head_dim), None, self.eps)
-        self._rotate(q, cos[:, None], sin[:, None])
+        self._turn(q, turns[:, None])
         kv = self._rms_norm(parts[1], self.kv_norm, self.eps)
-        self._rotate(kv, cos, sin)
+        self._turn(kv, turns)
         index: tuple[Tensor, Tensor] | None = None
         if self.ratio:
             self._compress(parts, step, rotations, state)
         if self.ratio == 4:
             iq = queries[1].reshape(tokens, self.ix.heads, self.ix.head_dim)
-            self._rotate(iq, cos[:, None], sin[:, None])
+            self._turn(iq, turns[:, None])
             index = iq, parts[6].float() * self.index_scale
         out = self._attend(q, kv, index, step, state)
-        self._rotate(out, cos[:, None], -sin[:, None])
-        grouped = out.to(u.dtype).view(tokens, c.o_groups, -1).transpose(0, 1)
-        return self._linear(
-            torch.bmm(grouped, self.w_oa.transpose(1, 2)).transpose(0, 1).reshape(tokens, -1), self.w_ob
-        )
+        self._turn(out, back[:, None])
+        groups = out.to(u.dtype).view(tokens, c.o_groups, -1).unbind(1)
+        low = [self._linear(part, w) for part, w in zip(groups, self.w_oa, strict=True)]
+        return self._linear(torch.cat(low, -1), self.w_ob)
 
-    def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> None:
+    def _turn(self, x: Tensor, turns: Tensor) -> None:
         """RoPE in place on the last channels of each vector."""
-        tail = x[..., -self.c.rope_head_dim :]
-        tail.copy_(self._apply(tail, cos, sin))
+        self._rotate(x[..., -self.c.rope_head_dim :], turns)
 
     def _compress(
         self, parts: tuple[Tensor, ...], step: Step, rotations: Rotations, state: Mapping[str, Tensor]
@@ -131,7 +129,7 @@ class V4Attention:
         """Feed the open windows with the step's tokens and write the rows of those that close."""
         name = "csa" if self.ratio == 4 else "hca"
         done = step.closing[self.ratio]
-        cos, sin = rotations.closing[self.ratio]
+        turns = rotations.closing[self.ratio]
         jobs = [(name, name, parts[2], parts[3], self.ape, self.entry_norm)]
         if self.ratio == 4:
             jobs.append(("index", "index", parts[4], parts[5], self.index_ape, self.index_norm))
@@ -139,7 +137,7 @@ class V4Attention:
             pooled = self._pool(ring, kv.float(), gate.float() + ape[step.phase[self.ratio]], step, state)
             if pooled.shape[0]:
                 entries = self._rms_norm(pooled, gain, self.eps)
-                self._rotate(entries, cos, sin)
+                self._turn(entries, turns)
                 store = state[group][self.rank].flatten(0, 1)
                 store.index_copy_(0, done.rows, entries.to(store.dtype))
 
@@ -328,7 +326,7 @@ def _masked(store: Tensor, places: list[tuple[int, int]], mask: Tensor) -> list[
 
 
 def _rows(store: Tensor, rows: Tensor) -> Tensor:
-    """store [n, d], rows int64 [Q, k] -> [Q, k, d]. (index_select copies whole rows; indexing goes number by number.)"""
+    """store [n, d], rows int64 [Q, k] -> [Q, k, d]. (index_select copies whole rows, indexing number by number.)"""
     return store.index_select(0, rows.flatten()).view(*rows.shape, -1)
 
 
