@@ -29,7 +29,7 @@ SCORE_FLOATS = 1 << 21
 MIN_BLOCK, MAX_BLOCK = 8, 128
 INDEX_FLOATS = 1 << 22  # index scores of one block: 16 MB, 16 queries at 1M tokens
 GATHER_FLOATS = 1 << 22  # rows gathered for one block: 16 MB
-COPY_HEADS = 24  # gathering a selected row costs about as much as this many heads' products with it (measured)
+COPY_HEADS = 20  # gathering a selected row costs about as much as this many heads' products with it (measured)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,12 +205,11 @@ class V4Attention:
         size = max(1, GATHER_FLOATS // (width * self.c.head_dim))
         for begin in range(0, q.shape[0], size):
             part = slice(begin, begin + size)
-            own = [
-                (
-                    window.index_select(0, singles.slots[part]),
-                    None if singles.window_valid is None else singles.window_valid[part],
-                )
-            ]
+            if singles.first_slot is None:
+                rings = window.index_select(0, singles.slots[part])
+            else:
+                rings = window[singles.first_slot + begin : singles.first_slot + min(begin + size, q.shape[0])]
+            own = [(rings, None if singles.window_valid is None else singles.window_valid[part])]
             if rows is not None and store is not None:
                 own.append((_rows(store, rows[part]), None if valid is None else valid[part]))
             out[part] = self._softmax(q[part], self.sink, self.scale, (), own)

@@ -53,11 +53,13 @@ class Singles:
     """One-token segments. rows int64 [B] in the flattened batch, or None when the batch is exactly these in order.
 
     window_rows, ring_rows: int64 [B], position mod window and mod 8. window_valid: bool [B, window], None when full.
+    first_slot: set where the slots are neighbours in order, so that their rings can be read in place.
     """
 
     segments: tuple[Segment, ...]
     rows: Tensor | None
     slots: Tensor
+    first_slot: int | None
     window_rows: Tensor
     ring_rows: Tensor
     window_valid: Tensor | None
@@ -132,6 +134,7 @@ def _singles(segments: tuple[Segment, ...], alone: bool, window: int) -> Singles
         segments,
         None if in_order else torch.tensor([s.offset for s in segments], dtype=torch.int64),
         torch.tensor([s.slot for s in segments], dtype=torch.int64),
+        segments[0].slot if segments and all(s.slot == segments[0].slot + i for i, s in enumerate(segments)) else None,
         positions % window,
         positions % 8,
         torch.arange(window) <= positions[:, None] if unfilled else None,

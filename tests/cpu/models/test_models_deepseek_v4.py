@@ -104,8 +104,21 @@ def test_batched_decode_equals_the_oracle(case: Case) -> None:
     driver = case.driver(shuffle=True)
     starts = [601, 2, 63, 255]
     driver.step([(slot, case.ids[:n]) for slot, n in enumerate(starts)])
+    order = [2, 0, 3, 1]
     for i in range(10):
-        parts = driver.step([(slot, [case.ids[n + i]]) for slot, n in enumerate(starts)])
+        shuffled = driver.step([(slot, [case.ids[starts[slot] + i]]) for slot in order])
+        parts = [shuffled[order.index(slot)] for slot in range(4)]
+        for n, part in zip(starts, parts, strict=True):
+            close(part, case.logits[n + i : n + i + 1])
+
+
+def test_decode_with_small_gathers_and_neighbouring_slots(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(v4_attention, "GATHER_FLOATS", 1)  # one sequence at a time
+    driver = case.driver()
+    starts = [300, 2, 63]
+    driver.step([(slot + 1, case.ids[:n]) for slot, n in enumerate(starts)])
+    for i in range(5):
+        parts = driver.step([(slot + 1, [case.ids[n + i]]) for slot, n in enumerate(starts)])
         for n, part in zip(starts, parts, strict=True):
             close(part, case.logits[n + i : n + i + 1])
 
