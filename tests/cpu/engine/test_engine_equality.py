@@ -24,7 +24,12 @@ from longread.weights.reader import Checkpoint
 KINDS = ("v2-lite", "v3", "v4-flash", "v4-pro")
 TOLERANCE = 2e-5
 NEW = 64
+# Tiny random models take some discrete choices (experts, index rows) within float32 rounding: there even the oracle's
+# own logits jump when its embedding is perturbed by 1e-6. These seed offsets give texts that keep still under that. When
+# the fixture's weights change and one text fails by 0.01 or more, look there first.
+SEED_OFFSETS = {("v2-lite", False): 1000, ("v4-pro", True): 3000}
 GREEDY = SamplingParams(temperature=0.0)
+ONE = SamplingParams(temperature=0.0, max_tokens=1)
 SIXTY_FOUR = SamplingParams(temperature=0.0, max_tokens=NEW, ignore_eos=True, logprobs=1)
 
 
@@ -36,6 +41,7 @@ class Case:
     oracle: torch.nn.Module
     vocab: int
     quantised: bool
+    seed_offset: int = 0
 
     def engine(self, batched: int = 256, pages: int = 16, seqs: int = 4) -> LocalEngine:
         return load_engine(
@@ -49,7 +55,7 @@ class Case:
         )
 
     def prompt(self, length: int, seed: int = 0) -> list[int]:
-        return oracle_v3.prompt(length, self.vocab, seed)
+        return oracle_v3.prompt(length, self.vocab, seed + self.seed_offset)
 
     def logits(self, tokens: list[int]) -> Tensor:
         """float32 [len(tokens), vocab] in one shot."""
@@ -70,22 +76,18 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     spec = spec_from_config(checkpoint.config)
     plain = tiny_config(kind, torch_dtype="float32")
     family = oracle_v4 if kind.startswith("v4") else oracle_v3
-    return Case(
-        root / "native",
-        family.load_oracle(root / "plain", plain, checkpoint.load(spec, torch.float32)),
-        spec.vocab,
-        quantised,
-    )
+    oracle = family.load_oracle(root / "plain", plain, checkpoint.load(spec, torch.float32))
+    return Case(root / "native", oracle, spec.vocab, quantised, SEED_OFFSETS.get((kind, quantised), 0))
 
 
 def run(
-    engine: LocalEngine, prompts: dict[str, list[int]]
+    engine: LocalEngine, prompts: dict[str, list[int]], sampling: SamplingParams = SIXTY_FOUR
 ) -> tuple[dict[str, list[TokenEvent]], dict[str, FinishEvent]]:
     """Generate for all prompts at once, auditing the cache after every step."""
     tokens: dict[str, list[TokenEvent]] = {name: [] for name in prompts}
     ends: dict[str, FinishEvent] = {}
     for name, prompt in prompts.items():
-        engine.submit(GenerationRequest(name, tuple(prompt), SIXTY_FOUR))
+        engine.submit(GenerationRequest(name, tuple(prompt), sampling))
     while engine.has_work():
         for event in engine.step():
             if isinstance(event, TokenEvent):
@@ -150,8 +152,8 @@ def test_preempted_and_resumed(case: Case) -> None:
 def test_evicted_and_read_again(case: Case) -> None:
     engine = case.engine(pages=4, seqs=2)
     first = case.prompt(520, seed=1)
-    run(engine, {"first": first})
-    run(engine, {"other": case.prompt(700, seed=2)})
+    run(engine, {"first": first}, ONE)
+    run(engine, {"other": case.prompt(700, seed=2)}, ONE)
     tokens, ends = run(engine, {"again": first})
     assert ends["again"].cached_tokens < 512, "it was not evicted"
     assert_equal(case, first, tokens["again"])
