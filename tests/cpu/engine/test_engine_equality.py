@@ -25,8 +25,8 @@ KINDS = ("v2-lite", "v3", "v4-flash", "v4-pro")
 TOLERANCE = 2e-5
 NEW = 64
 # Tiny random models take some discrete choices (experts, index rows) within float32 rounding: there even the oracle's
-# own logits jump when its embedding is perturbed by 1e-6. These seed offsets give texts that keep still under that. When
-# the fixture's weights change and one text fails by 0.01 or more, look there first.
+# own logits jump when its embedding is perturbed by 1e-6. These seed offsets give texts that keep still under that.
+# When the fixture's weights change and one text fails by 0.01 or more, look there first.
 SEED_OFFSETS = {("v2-lite", False): 1000, ("v4-pro", True): 3000}
 GREEDY = SamplingParams(temperature=0.0)
 ONE = SamplingParams(temperature=0.0, max_tokens=1)
