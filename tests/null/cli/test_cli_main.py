@@ -1,6 +1,7 @@
 """The command line: fast help, one-line errors with exit codes, options that name their nearest neighbour."""
 
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -162,6 +163,16 @@ def test_defaults_agree_with_the_options_they_set() -> None:
 
     assert server_options(parse("serve", "ckpt")) == ServerOptions()
     assert json.dumps(parse("serve", "ckpt").default_chat_template_kwargs) == "{}"
+
+
+def test_threads_wait_patiently_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    for given, then in ((None, "PASSIVE"), ("ACTIVE", "ACTIVE")):
+        monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+        if given is not None:
+            monkeypatch.setenv("OMP_WAIT_POLICY", given)
+        cli.main(["plan", "no such release"])
+        assert os.environ["OMP_WAIT_POLICY"] == then
+    capsys.readouterr()
 
 
 def test_an_empty_key_file_is_refused(tmp_path: Path) -> None:
