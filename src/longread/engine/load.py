@@ -21,9 +21,11 @@ from longread.kv.cache import KVCache
 from longread.kv.tensors import StateTensors
 from longread.models.deepseek_v3 import DeepseekV3
 from longread.models.deepseek_v4 import DeepseekV4
+from longread.models.inputs import StepInputs
 from longread.plan.machine import probe_machine
 from longread.plan.memory import memory_plan
 from longread.plan.resolve import resolve
+from longread.spec.batch import Segment
 from longread.spec.config import EngineOptions, ResolvedConfig
 from longread.spec.config_json import read_config, spec_from_config
 from longread.spec.engine import EngineInfo
@@ -31,6 +33,7 @@ from longread.spec.model import ModelSpec
 from longread.spec.state import PAGE_TOKENS, cache_root, state_groups
 from longread.weights.reader import Checkpoint
 
+WARM_UP_TOKENS = 64
 Progress = Callable[[int, int], None]  # (bytes read, bytes to read)
 log = logging.getLogger(__name__)
 
@@ -80,6 +83,7 @@ def load_resolved(path: Path, spec: ModelSpec, config: ResolvedConfig, progress:
         draws=random.Random(config.seed),
     )
     _log_memory(spec, config, core.info)
+    _warm_up(model, store.views, config.num_slots)
     return LocalEngine(core)
 
 
@@ -102,6 +106,19 @@ def _info(spec: ModelSpec, config: ResolvedConfig, allocated_bytes: int) -> Engi
         predicted_bytes=config.predicted_bytes,
         allocated_bytes=allocated_bytes,
     )
+
+
+def _warm_up(model: Model, state: Mapping[str, Tensor], num_slots: int) -> None:
+    """Run each kind of step once, so that no request pays for compiling kernels: a chunk, one decoding row, two.
+
+    Nothing stays: slots are reset when the cache hands them out, and a row is written before it is ever read.
+    """
+    for lengths in ([WARM_UP_TOKENS], [1], [1, 1][:num_slots]):
+        segments = tuple(Segment(i, 0, n, i * n, (i,)) for i, n in enumerate(lengths))
+        positions = torch.cat([torch.arange(n) for n in lengths])
+        rows = torch.tensor([segment.offset + segment.length - 1 for segment in segments])
+        with torch.inference_mode():
+            model.forward(StepInputs(torch.zeros_like(positions), positions, segments, rows), state)
 
 
 def _log_memory(spec: ModelSpec, config: ResolvedConfig, info: EngineInfo) -> None:
