@@ -20,7 +20,11 @@ def add_parser(commands: "_SubParsersAction[Parser]", name: str) -> None:
         description="Prefill and decode on the CPU, against transformers' generate on the same checkpoints.",
     )
     cpu.add_argument(
-        "checkpoints", type=Path, nargs="*", metavar="CHECKPOINT", help="default: fresh v3 and v4-flash fixtures"
+        "checkpoints",
+        type=Path,
+        nargs="*",
+        metavar="CHECKPOINT",
+        help="default: fresh v3 and v4-flash fixtures with real head sizes",
     )
     cpu.add_argument("--context", type=count, default=8192, help="tokens of the prefill prompt")
     cpu.add_argument("--decode-context", type=count, default=512, help="tokens of each decode prompt")
@@ -39,8 +43,8 @@ def run_cpu(args: argparse.Namespace) -> int:
         cpu.run(args.checkpoints, settings, args.output)
         return 0
     with tempfile.TemporaryDirectory(prefix="longread-bench-") as folder:
-        paths = [Path(folder) / kind for kind in ("v3", "v4-flash")]
+        paths = [Path(folder) / kind for kind in cpu.SHAPES]
         for path in paths:
-            write_fixture(path, path.name)
+            write_fixture(path, path.name, **cpu.SHAPES[path.name])
         cpu.run(paths, settings, args.output)
     return 0

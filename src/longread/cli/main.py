@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from longread.cli import bench, demo, fixture, plan, serve
 from longread.cli.parser import Parser, UsageError, nearest, refuse_unknown
-from longread.cli.threads import wait_patiently
+from longread.cli.threads import bound_spinning
 from longread.cli.version import version
 from longread.spec.errors import CheckpointError, ConfigError, LongreadError
 
@@ -70,7 +70,7 @@ def _run(arguments: list[str]) -> int:
         parser.print_help()
         return 2
     refuse_unknown(unknown, args.parser)
-    wait_patiently()
+    bound_spinning()
     code: int = args.run(args)
     return code
 

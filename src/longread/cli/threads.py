@@ -3,11 +3,14 @@
 import os
 
 
-def wait_patiently() -> None:
-    """Let OpenMP's threads sleep at a barrier instead of spinning; to be called before torch is loaded.
+def bound_spinning() -> None:
+    """Let OpenMP's threads spin only briefly at a barrier before they sleep; to be called before torch is loaded.
 
-    Spinning burns the core that the awaited thread needs as soon as anything else runs on the machine: on two busy
-    cores a tiny model read 2K tokens in 2 to 30 s instead of 0.3. Child processes inherit it, so both sides of a
-    benchmark have it. Whoever has the cores alone may set OMP_WAIT_POLICY=ACTIVE.
+    GNU OpenMP spins 300,000 times by default: on two cores that something else uses too, the spinning thread burns the
+    core that the awaited one needs, and a step takes ten times as long. Not spinning at all (OMP_WAIT_POLICY=PASSIVE)
+    costs a system call at every barrier and makes a tiny model's step three times slower on an idle machine. 10,000
+    is within noise of the default on an idle machine and near PASSIVE on a busy one (figures in LOG.md). Whoever sets
+    either variable keeps it.
     """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "10000")

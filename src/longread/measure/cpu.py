@@ -17,6 +17,33 @@ from longread.measure.worker import Task
 from longread.spec.errors import LongreadError
 
 PACKAGES = ("longread", "torch", "transformers", "numpy", "numba")
+# Fixtures with the head sizes of the real models (V3: all of MLA; V4: window and top-k), so that attention weighs what
+# it weighs there; hidden sizes and experts stay tiny.
+SHAPES: dict[str, dict[str, object]] = {
+    "v3": {
+        "hidden_size": 512,
+        "intermediate_size": 1024,
+        "moe_intermediate_size": 256,
+        "q_lora_rank": 384,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+    },
+    "v4-flash": {
+        "hidden_size": 256,
+        "moe_intermediate_size": 128,
+        "n_routed_experts": 16,
+        "num_experts_per_tok": 6,
+        "head_dim": 128,
+        "qk_rope_head_dim": 32,
+        "q_lora_rank": 128,
+        "o_lora_rank": 128,
+        "index_head_dim": 64,
+        "index_topk": 512,
+        "sliding_window": 128,
+    },
+}
 NOTES = [
     "TTFT, cold: a fresh random prompt; decode: tokens/s once every request has its first token",
     "TTFT, warm: the same document with another 32-token question",

@@ -165,14 +165,21 @@ def test_defaults_agree_with_the_options_they_set() -> None:
     assert json.dumps(parse("serve", "ckpt").default_chat_template_kwargs) == "{}"
 
 
-def test_threads_wait_patiently_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    for given, then in ((None, "PASSIVE"), ("ACTIVE", "ACTIVE")):
-        monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-        if given is not None:
-            monkeypatch.setenv("OMP_WAIT_POLICY", given)
-        cli.main(["plan", "no such release"])
-        assert os.environ["OMP_WAIT_POLICY"] == then
-    capsys.readouterr()
+def test_spinning_is_bounded_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    for variable, given, spin in (
+        (None, "", "10000"),
+        ("GOMP_SPINCOUNT", "7", "7"),
+        ("OMP_WAIT_POLICY", "ACTIVE", None),
+    ):
+        for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+            # Set before it is deleted, so that what the command sets is undone after the test.
+            monkeypatch.setenv(name, "")
+            monkeypatch.delenv(name)
+        if variable:
+            monkeypatch.setenv(variable, given)
+        assert cli.main(["plan", "no such release"]) == 2
+        capsys.readouterr()
+        assert os.environ.get("GOMP_SPINCOUNT") == spin
 
 
 def test_an_empty_key_file_is_refused(tmp_path: Path) -> None:
