@@ -21,6 +21,7 @@ from longread.kernels.norm import cpu as norm_cpu
 from longread.kernels.norm import ref as norm
 from longread.kernels.rope import ref as rope
 from longread.kernels.router import ref as router
+from longread.kernels.sparse_attention import cpu as sparse_attention_cpu
 from longread.kernels.sparse_attention import ref as sparse_attention
 from longread.spec.errors import ConfigError
 
@@ -49,6 +50,7 @@ TABLE: Mapping[Callable[..., Any], Mapping[str, Callable[..., Any]]] = {
     indexer.chosen: {"cpu": indexer.chosen},
     indexer.chosen_rows: {"cpu": indexer.chosen_rows},
     sparse_attention.attend: {"cpu": sparse_attention.attend},
+    sparse_attention.decode: {"cpu": sparse_attention_cpu.decode},
 }
 
 

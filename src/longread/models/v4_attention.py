@@ -94,6 +94,7 @@ class V4Attention:
         self._scores, self._chosen = kernel(indexer.scores, device), kernel(indexer.chosen, device)
         self._chosen_rows = kernel(indexer.chosen_rows, device)
         self._softmax = kernel(sparse_attention.attend, device)
+        self._decode = kernel(sparse_attention.decode, device)
 
     def __call__(self, u: Tensor, step: Step, rotations: Rotations, state: Mapping[str, Tensor]) -> Tensor:
         """u: [T, D] in the model's dtype, the normalised input. Returns [T, D]."""
@@ -186,53 +187,38 @@ class V4Attention:
         """Decode: every row is the newest token of its sequence, so the whole ring is its window."""
         singles, window = step.singles, state["window"][self.layer]
         window[singles.slots, singles.window_rows] = kv
-        store, rows, valid = None, None, None
-        places: tuple[tuple[int, int], ...] = ()
-        if self.ratio:
-            store = state["csa" if self.ratio == 4 else "hca"][self.rank].flatten(0, 1)
-            gathered = step.visible[self.ratio]
-            if gathered is None:
-                rows, valid = self._select_singles(index, step, state)
-            else:
-                rows, valid, places = gathered.rows, gathered.valid, gathered.spans
-        if q.shape[0] == 1:
-            ring = window[singles.segments[0].slot]
-            shared = [(ring, singles.window_valid), *((store[a:b], None) for a, b in places if store is not None)]
-            own = [] if rows is None or store is None else [(_rows(store, rows), valid)]
-            return self._softmax(q, self.sink, self.scale, shared, own)
-        out = torch.empty(q.shape, dtype=torch.float32)
-        width = self.c.window + (0 if rows is None else rows.shape[1])
-        size = max(1, GATHER_FLOATS // (width * self.c.head_dim))
-        for begin in range(0, q.shape[0], size):
-            part = slice(begin, begin + size)
-            if singles.first_slot is None:
-                rings = window.index_select(0, singles.slots[part])
-            else:
-                rings = window[singles.first_slot + begin : singles.first_slot + min(begin + size, q.shape[0])]
-            own = [(rings, None if singles.window_valid is None else singles.window_valid[part])]
-            if rows is not None and store is not None:
-                own.append((_rows(store, rows[part]), None if valid is None else valid[part]))
-            out[part] = self._softmax(q[part], self.sink, self.scale, (), own)
-        return out
+        if not self.ratio:
+            return self._decode(q, self.sink, self.scale, window, singles.slots, singles.held)
+        store = state["csa" if self.ratio == 4 else "hca"][self.rank].flatten(0, 1)
+        gathered = step.visible[self.ratio]
+        if gathered is None:
+            rows, counts = self._select_singles(index, step, state)
+        elif gathered.spans:  # a lone sequence
+            n = singles.segments[0].end
+            shared = [window[singles.segments[0].slot, :n], *(store[a:b] for a, b in gathered.spans)]
+            return self._softmax(q, self.sink, self.scale, [(run, None) for run in shared])
+        else:
+            rows, counts = gathered.rows, gathered.counts
+        return self._decode(q, self.sink, self.scale, window, singles.slots, singles.held, store, rows, counts)
 
     def _select_singles(
         self, index: tuple[Tensor, Tensor] | None, step: Step, state: Mapping[str, Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """The best rows of each single: flat row ids int64 [B, top_k] and which of them are valid."""
+        """The best rows of each single: flat row ids int64 [B, top_k] and how many of them count, int64 [B]."""
         if index is None or step.table is None:
             raise RuntimeError("a layer without an indexer cannot select rows")
         per_page = PAGE_TOKENS // 4
         keys = state["index"][self.rank].flatten(0, 1)
         counts = [s.end // 4 for s in step.singles.segments]
-        scores = torch.full((len(counts), max(counts)), float("-inf"))
+        visible, scores = torch.tensor(counts), torch.full((len(counts), max(counts)), float("-inf"))
         for b, (count, runs) in enumerate(zip(counts, step.single_runs, strict=True)):
             if count > self.ix.top_k:  # below, all are taken whatever their score
                 places = [keys[first:end] for first, end in spans(runs, per_page, count)]
                 scores[b, :count] = self._scores(index[0][b : b + 1], index[1][b : b + 1], places)[0]
             else:
                 scores[b, :count] = 0.0
-        rows, valid = self._chosen_rows(scores, torch.tensor(counts), self.ix.top_k)
-        return step.table.gather(1, rows // per_page) * per_page + rows % per_page, valid
+        rows, _ = self._chosen_rows(scores, visible, self.ix.top_k)
+        return step.table.gather(1, rows // per_page) * per_page + rows % per_page, visible.clamp(max=self.ix.top_k)
 
     def _attend_chunk(
         self,

@@ -17,6 +17,7 @@ from longread.spec.state import PAGE_TOKENS
 # A batched decode gathers its HCA rows (ratio 128) into one padded block; longer contexts read them in place instead.
 MAX_BATCHED_TOKENS = 1 << 17
 MAX_SPANS = 8  # a lone single's rows in more runs than this are cheaper to gather
+MIN_SPANNED = 512  # and fewer rows than this are cheaper to list
 
 
 Runs = tuple[tuple[int, int], ...]
@@ -24,14 +25,13 @@ Runs = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """Rows of a paged store for each single: ``rows`` int64 [B, n] flat row ids, ``valid`` bool [B, n] or None (all).
+    """Rows of a paged store for each single: ``rows`` int64 [B, n] flat row ids, the first ``counts`` int64 [B] valid.
 
-    ``spans`` instead of ``rows`` for a lone single whose rows lie in few runs: (first, end) in the flat store, to be
-    read in place.
+    ``spans`` instead for a lone single with many rows in few runs: (first, end) in the flat store, to be read in place.
     """
 
-    rows: Tensor | None
-    valid: Tensor | None
+    rows: Tensor
+    counts: Tensor
     spans: tuple[tuple[int, int], ...]
 
 
@@ -52,17 +52,15 @@ class Closing:
 class Singles:
     """One-token segments. rows int64 [B] in the flattened batch, or None when the batch is exactly these in order.
 
-    window_rows, ring_rows: int64 [B], position mod window and mod 8. window_valid: bool [B, window], None when full.
-    first_slot: set where the slots are neighbours in order, so that their rings can be read in place.
+    window_rows, ring_rows: int64 [B], position mod window and mod 8. held: int64 [B], tokens in the window.
     """
 
     segments: tuple[Segment, ...]
     rows: Tensor | None
     slots: Tensor
-    first_slot: int | None
     window_rows: Tensor
     ring_rows: Tensor
-    window_valid: Tensor | None
+    held: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,15 +127,13 @@ def plan_step(segments: Sequence[Segment], positions: Tensor, ratios: Sequence[i
 def _singles(segments: tuple[Segment, ...], alone: bool, window: int) -> Singles:
     positions = torch.tensor([s.start for s in segments], dtype=torch.int64)
     in_order = alone and all(s.offset == i for i, s in enumerate(segments))
-    unfilled = any(s.start < window - 1 for s in segments)
     return Singles(
         segments,
         None if in_order else torch.tensor([s.offset for s in segments], dtype=torch.int64),
         torch.tensor([s.slot for s in segments], dtype=torch.int64),
-        segments[0].slot if segments and all(s.slot == segments[0].slot + i for i, s in enumerate(segments)) else None,
         positions % window,
         positions % 8,
-        torch.arange(window) <= positions[:, None] if unfilled else None,
+        (positions + 1).clamp(max=window),
     )
 
 
@@ -156,18 +152,14 @@ def _closing(singles: tuple[Segment, ...], chunks: tuple[Segment, ...], ratio: i
 def _gathered(singles: tuple[Segment, ...], ratio: int) -> Gathered:
     per_page = PAGE_TOKENS // ratio
     counts = [s.end // ratio for s in singles]
-    width = max(counts)
-    if width == 0:
-        return Gathered(None, None, ())
-    if len(singles) == 1:
+    width, seen = max(counts), torch.tensor(counts, dtype=torch.int64)
+    if len(singles) == 1 and width >= MIN_SPANNED:
         runs = page_runs(singles[0].pages[: -(-width // per_page)])
         if len(runs) <= MAX_SPANS:
-            return Gathered(None, None, tuple(spans(runs, per_page, width)))
+            return Gathered(torch.empty(1, 0, dtype=torch.int64), seen, tuple(spans(runs, per_page, width)))
     index = torch.arange(width)
-    table = page_table(singles, ratio)
-    rows = table[:, index // per_page] * per_page + index % per_page
-    valid = None if min(counts) == width else index < torch.tensor(counts)[:, None]
-    return Gathered(rows, valid, ())
+    rows = page_table(singles, ratio)[:, index // per_page] * per_page + index % per_page
+    return Gathered(rows, seen, ())
 
 
 def page_table(singles: Sequence[Segment], ratio: int) -> Tensor:

@@ -112,8 +112,7 @@ def test_batched_decode_equals_the_oracle(case: Case) -> None:
             close(part, case.logits[n + i : n + i + 1])
 
 
-def test_decode_with_small_gathers_and_neighbouring_slots(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(v4_attention, "GATHER_FLOATS", 1)  # one sequence at a time
+def test_decode_of_neighbouring_slots(case: Case) -> None:
     driver = case.driver()
     starts = [300, 2, 63]
     driver.step([(slot + 1, case.ids[:n]) for slot, n in enumerate(starts)])

@@ -79,9 +79,9 @@ def _decode(
             row, last = runs[r, 0], runs[r, 0] + runs[r, 1]
             while row < last:
                 block = cache[row : min(row + KEYS, last)]
-                _score(folded, block, scores)
-                _weigh(scores, bits, block.shape[0], peak, total, mixed)
-                _gather(scores, block, mixed)
+                score(folded, block, scores)
+                weigh(scores, bits, block.shape[0], peak, total, mixed)
+                gather(scores, block, mixed)
                 row += KEYS
         begin = ends[t]
         for h in range(heads):
@@ -110,7 +110,7 @@ def _fold(q: Floats, kv_b: Floats, nope: int, scale: float, folded: Floats) -> N
 
 
 @njit(cache=True, fastmath=RELAXED, nogil=True)
-def _score(folded: Floats, block: Floats, scores: Floats) -> None:
+def score(folded: Floats, block: Floats, scores: Floats) -> None:
     heads, width = folded.shape
     for j in range(block.shape[0]):
         key = block[j]
@@ -134,7 +134,7 @@ def _score(folded: Floats, block: Floats, scores: Floats) -> None:
 
 
 @njit(cache=True, fastmath=RELAXED, nogil=True)
-def _weigh(scores: Floats, bits: Bits, keys: int, peak: Floats, total: Floats, mixed: Floats) -> None:
+def weigh(scores: Floats, bits: Bits, keys: int, peak: Floats, total: Floats, mixed: Floats) -> None:
     """Scores to weights relative to the running maximum; what was summed before is rescaled when it rises."""
     for h in range(scores.shape[0]):
         highest = peak[h]
@@ -176,7 +176,7 @@ def _exp2(x: Floats, bits: Bits, highest: float) -> None:
 
 
 @njit(cache=True, fastmath=RELAXED, nogil=True)
-def _gather(weights: Floats, block: Floats, mixed: Floats) -> None:
+def gather(weights: Floats, block: Floats, mixed: Floats) -> None:
     """mixed[h] += weights[h] x the block's latents, four keys at a time."""
     heads, rank = mixed.shape
     keys = block.shape[0]

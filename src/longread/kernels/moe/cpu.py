@@ -1,14 +1,16 @@
-"""Routed experts of a decode batch on a CPU: one call an expert, each weight row read once for all its tokens.
+"""Routed experts of a decode batch on a CPU: one call a layer, each weight row read once for all its tokens.
 
 Pays where kernels/linear/cpu.py pays, and for its reason; everything else is the reference's.
 """
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
+from numba import carray, njit, types  # type: ignore[attr-defined]
+from numba.extending import intrinsic
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -16,6 +18,7 @@ from longread.kernels.linear.cpu import RELAXED, narrow, product
 from longread.kernels.moe import ref
 
 Floats = NDArray[np.float32]
+Ints = NDArray[np.int64]
 
 
 def mlp(x: Tensor, w1: Tensor, w3: Tensor, w2: Tensor, limit: float | None = None) -> Tensor:
@@ -40,15 +43,30 @@ def experts(
     """See ``ref.experts``; experts are added in ascending order here too."""
     if not (narrow(x, w1[0]) and w2[0].shape[1] <= 1024):
         return ref.experts(x, w1, w3, w2, ids, weights, limit)
-    out, rows, k = torch.zeros(x.shape), x.contiguous().numpy(), ids.shape[1]
-    sums, scale = out.numpy(), weights.numpy()
-    cap = math.inf if limit is None else limit
-    chosen: dict[int, list[int]] = {}
-    for pair, e in enumerate(ids.flatten().tolist()):
-        chosen.setdefault(e, []).append(pair)
-    for e, pairs in sorted(chosen.items()):
-        _expert(rows, np.array(pairs), k, scale, w1[e].numpy(), w3[e].numpy(), w2[e].numpy(), cap, sums)
+    chosen = sorted(set(ids.flatten().tolist()))
+    parts = [w[e] for e in chosen for w in (w1, w3, w2)]
+    if not all(w.is_contiguous() for w in parts):
+        return ref.experts(x, w1, w3, w2, ids, weights, limit)
+    out = torch.zeros(x.shape)
+    # Addresses, because a list of arrays would cost a conversion an expert, or a compilation for every count of them.
+    places = np.array([w.data_ptr() for w in parts], dtype=np.int64).reshape(-1, 3)
+    _experts(
+        x.contiguous().numpy(), ids.numpy(), weights.numpy(), np.array(chosen, dtype=np.int64), places,
+        w1[0].shape[0], math.inf if limit is None else limit, out.numpy(),
+    )  # fmt: skip
     return out
+
+
+def _as_pointer(typing: Any, address: Any) -> Any:
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+
+    return types.CPointer(types.float32)(types.int64), generate  # type: ignore[no-untyped-call]
+
+
+# An address (int64) as a pointer to float32, for ``carray``.
+_floats: Any = intrinsic(_as_pointer)
 
 
 @njit(cache=True, fastmath=RELAXED, nogil=True)
@@ -73,18 +91,28 @@ def _hidden(x: Floats, w1: Floats, w3: Floats, limit: float) -> Floats:
 
 
 @njit(cache=True, fastmath=RELAXED, nogil=True)
-def _expert(
-    x: Floats, pairs: NDArray[np.int64], k: int, scale: Floats,
-    w1: Floats, w3: Floats, w2: Floats, limit: float, sums: Floats,
-) -> None:  # fmt: skip
-    """Add one expert's share to ``sums``. pairs: its places in the flattened ids [T * k]."""
-    mine = np.empty((pairs.shape[0], x.shape[1]), np.float32)
-    for n in range(pairs.shape[0]):
-        mine[n] = x[pairs[n] // k]
-    out = np.empty((pairs.shape[0], w2.shape[0]), np.float32)
-    product(_hidden(mine, w1, w3, limit), w2, out)
-    for n in range(pairs.shape[0]):
-        t = pairs[n] // k
-        weight = scale[t, pairs[n] % k]
-        for d in range(out.shape[1]):
-            sums[t, d] += weight * out[n, d]
+def _experts(
+    x: Floats, ids: Ints, scale: Floats, chosen: Ints, places: Ints, width: int, limit: float, sums: Floats
+) -> None:
+    """Add every chosen expert's share to ``sums``. places: addresses of w1, w3, w2 of each of ``chosen``.
+
+    width: F. The arrays made from the addresses own nothing; the caller's tensors outlive this call.
+    """
+    tokens, k = ids.shape
+    hidden = x.shape[1]
+    pairs, mine = np.empty((tokens * k, 2), np.int64), np.empty((tokens * k, hidden), np.float32)
+    out = np.empty((tokens * k, hidden), np.float32)
+    for c in range(chosen.shape[0]):
+        n = 0
+        for t in range(tokens):
+            for i in range(k):
+                if ids[t, i] == chosen[c]:
+                    pairs[n, 0], pairs[n, 1] = t, i
+                    mine[n] = x[t]
+                    n += 1
+        w1, w3 = carray(_floats(places[c, 0]), (width, hidden)), carray(_floats(places[c, 1]), (width, hidden))
+        product(_hidden(mine[:n], w1, w3, limit), carray(_floats(places[c, 2]), (hidden, width)), out[:n])
+        for j in range(n):
+            t, weight = pairs[j, 0], scale[pairs[j, 0], pairs[j, 1]]
+            for d in range(hidden):
+                sums[t, d] += weight * out[j, d]

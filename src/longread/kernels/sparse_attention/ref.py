@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 NEG_INF = float("-inf")
+GATHER_FLOATS = 1 << 22  # rows gathered for one block of sequences: 16 MB
 
 
 def attend(
@@ -62,4 +63,27 @@ def attend(
     for rows in parts:
         out.baddbmm_(p.view(queries, heads, -1)[..., at : at + rows.shape[1]], rows)
         at += rows.shape[1]
+    return out
+
+
+def decode(
+    q: Tensor, sink: Tensor, scale: float, window: Tensor, slots: Tensor, held: Tensor,
+    store: Tensor | None = None, rows: Tensor | None = None, counts: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """One query for each of B sequences over its ring and over chosen rows of a paged store; float32 [B, H, d].
+
+    q: [B, H, d]. sink: float32 [H]. window: [slots, size, d], of which sequence b sees the first held[b] (int64 [B])
+    rows of slots[b]. store: [n, d], of which it sees rows[b, : counts[b]] (int64 [B, k], [B]). What is not seen may
+    hold anything. Sequences are gathered in blocks of GATHER_FLOATS.
+    """
+    out = torch.empty(q.shape, dtype=torch.float32)
+    width = window.shape[1] + (0 if rows is None else rows.shape[1])
+    size = max(1, GATHER_FLOATS // (width * q.shape[2]))
+    for begin in range(0, q.shape[0], size):
+        part = slice(begin, begin + size)
+        own = [(window.index_select(0, slots[part]), torch.arange(window.shape[1]) < held[part, None])]
+        if store is not None and rows is not None and counts is not None:
+            chosen = store.index_select(0, rows[part].flatten()).view(*rows[part].shape, store.shape[1])
+            own.append((chosen, torch.arange(rows.shape[1]) < counts[part, None]))
+        out[part] = attend(q[part], sink, scale, (), own)
     return out
