@@ -1,5 +1,8 @@
 """What every test gets: a floor marker from its folder, a clean environment, and GPU tests skipped where there is none.
 
+Property tests take the profile "quick" (the same few examples each time), or with ``--hypothesis-profile=thorough`` ten
+times as many, random ones. Tests state no number of examples of their own, unless one example is unusually dear.
+
 The ``null`` floor must not import torch, so the CUDA probe is deferred to the first GPU test that is about to run.
 """
 
@@ -7,9 +10,16 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 TESTS = Path(__file__).parent
 FLOORS = ("null", "cpu", "gpu")
+
+# No deadline in either: a machine that something else uses too must not fail a test.
+_CALM = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("quick", parent=_CALM, derandomize=True, max_examples=30)
+settings.register_profile("thorough", parent=_CALM, max_examples=300)
+settings.load_profile("quick")  # hypothesis' own plugin reads --hypothesis-profile after this file, so the option wins
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
