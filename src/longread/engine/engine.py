@@ -16,9 +16,9 @@ from longread.engine.request import Request
 from longread.engine.sampler import Sample
 from longread.engine.scheduler import Grant, Schedule
 from longread.engine.session import Session
-from longread.engine.validate import check_request
 from longread.spec.engine import EngineInfo, EngineStats, Event, FinishReason, GenerationRequest
 from longread.spec.errors import InvalidRequestError
+from longread.spec.limits import check_request
 
 log = logging.getLogger(__name__)
 

@@ -16,10 +16,10 @@ from longread.engine.core import Core
 from longread.engine.sampling_state import SamplingState
 from longread.engine.scheduler import Grant
 from longread.engine.sequence import Timeline
-from longread.engine.validate import check_length, check_sampling, check_tokens
 from longread.kv.lease import Lease
 from longread.spec.engine import SamplingParams
 from longread.spec.errors import CapacityError, EngineFailedError, InvalidRequestError, OverloadedError
+from longread.spec.limits import check_length, check_sampling, check_tokens
 
 
 class Session:

@@ -1,6 +1,7 @@
-"""The one place that decides whether a request may be accepted; pure, callable from any thread.
+"""Which requests an engine may accept: the one check, and its limits, for every implementation of the protocol.
 
-Knows the engine's limits; must not know tensors, queues or text. Refusals name the field, the limit and the value.
+Pure, callable from any thread. Knows the protocol's requests and an engine's own limits; must not know tensors, queues
+or text. Refusals name the field, the limit and the value.
 """
 
 import math
@@ -21,7 +22,8 @@ def check_request(request: GenerationRequest, info: EngineInfo) -> None:
         raise InvalidRequestError("request_id is empty", param="request_id")
     check_tokens(request.prompt, info.vocab)
     check_sampling(request.sampling, info.vocab)
-    wanted = request.sampling.max_tokens if request.sampling.max_tokens is not None else 1
+    sampling = request.sampling
+    wanted = sampling.max_tokens if sampling.max_tokens is not None else max(1, sampling.min_tokens)
     check_length(len(request.prompt), wanted, info)
 
 

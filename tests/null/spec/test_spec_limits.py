@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from longread.engine.validate import check_request
 from longread.spec.engine import EngineInfo, GenerationRequest, GrammarSpec, SamplingParams
 from longread.spec.errors import ContextLengthError, InvalidRequestError
+from longread.spec.limits import check_request
 
 INFO = EngineInfo(
     model="m",
@@ -113,6 +113,9 @@ def test_lengths_name_the_limit_and_the_length() -> None:
     check_request(GenerationRequest("r", (5,) * 999), INFO)
     with pytest.raises(ContextLengthError, match=r"2 prompt tokens .* 999 output tokens, 1001"):
         check_request(request(max_tokens=999), INFO)
+    with pytest.raises(ContextLengthError, match=r"2 prompt tokens .* 999 output tokens, 1001"):
+        check_request(request(min_tokens=999), INFO)
+    check_request(request(min_tokens=998), INFO)
     small = replace(INFO, num_pages=2, max_request_tokens=512)
     with pytest.raises(ContextLengthError, match=r"2 pages hold 512 tokens \(max_model_len is 1000\)"):
         check_request(GenerationRequest("r", (5,) * 512), small)
