@@ -101,25 +101,36 @@ class Session:
         return child
 
     def save(self, path: Path) -> None:
-        """Write the whole timeline, its state and its logits as one file (see ``session_file``)."""
+        """Write the whole timeline, its state and its logits as one file (see ``session_file``).
+
+        A generation that is continued from it says what it would have said. Raises SessionFileError.
+        """
         if self._timeline.lease is None:
             raise InvalidRequestError("the session has no tokens yet: nothing to save", param="session")
-        lease = self._timeline.lease
-        session_file.save(path, self._cache.index.root.key, lease, self.logits, self._core.groups, self._core.state)
+        session_file.save(
+            path,
+            self._cache.index.root.key,
+            self._timeline.lease,
+            self._timeline.prompt_length,
+            self.logits,
+            self._core.groups,
+            self._core.state,
+        )
 
     def load(self, path: Path) -> None:
         """Replace the timeline by a saved one. Raises SessionFileError (other identity, damaged), ContextLengthError,
         OverloadedError; a file that cannot be used leaves the session as it was.
         """
-        saved = session_file.read(path, self._cache.index.root.key, self._core.groups, self._core.state)
+        groups, state = self._core.groups, self._core.state
+        saved = session_file.read(path, self._cache.index.root.key, self._info.vocab, groups, state)
         check_tokens(saved.tokens, self._info.vocab)
         check_length(len(saved.tokens), 0, self._info)
         lease = self._begin((), len(saved.tokens))
-        session_file.restore(saved, lease, self._core.groups, self._core.state)
+        session_file.restore(saved, lease, groups, state)
         self._cache.commit(lease, saved.tokens)
         self._cache.snapshot(lease)  # prompts that begin like the saved timeline land here
         self._timeline.tokens = saved.tokens
-        self._timeline.prompt_length = len(saved.tokens)
+        self._timeline.prompt_length = saved.prompt_length
         self._logits = saved.logits
 
     def close(self) -> None:

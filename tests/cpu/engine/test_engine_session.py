@@ -1,5 +1,8 @@
 """Sessions: the same core as requests; fork, save, load, and room made by preempting requests."""
 
+import hashlib
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ from longread.spec.errors import (
     OverloadedError,
     SessionFileError,
 )
+from longread.weights.safetensors import Shard, write_shard
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
 HOT = SamplingParams(
@@ -81,28 +85,81 @@ def test_forks_go_their_own_way(groups: tuple) -> None:
 
 
 @both
-def test_save_and_load(groups: tuple, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("prompt_length", "said_before"), [(600, 1), (600, 7), (3, 5), (250, 10), (256, 0)])
+def test_a_saved_generation_goes_on_as_if_uninterrupted(
+    groups: tuple, tmp_path: Path, prompt_length: int, said_before: int
+) -> None:
     file = tmp_path / "s.session"
-    engine = toy_engine(groups)
-    with engine.session() as session:
-        session.sync(prompt(600))
-        session.step(GREEDY)
+    with toy_engine(groups).session() as session:
+        session.sync(prompt(prompt_length))
+        for _ in range(said_before):
+            session.step(HOT)
         session.save(file)
         logits, tokens = session.logits, session.tokens
-        said = [session.step(HOT) for _ in range(5)]
+        said = [session.step(HOT) for _ in range(12)]
     other = toy_engine(groups, num_pages=6)
     with other.session(file) as loaded:
         assert loaded.tokens == tokens
         assert torch.equal(loaded.logits, logits)
         assert loaded._core.runner._model.tokens_run == 0
-        loaded._timeline.prompt_length = 600  # the reader of the file decides where output begins
-        assert [loaded.step(HOT) for _ in range(5)] == said
+        assert [loaded.step(HOT) for _ in range(12)] == said
     other._core.cache.check()
     other.submit(GenerationRequest("r", (*tokens, 7), GREEDY))
     while other.has_work():
         for event in other.step():
             last = event
-    assert last.cached_tokens >= 512, "what was loaded serves prompts, too"
+    assert last.cached_tokens >= len(tokens) // 256 * 256, "what was loaded serves prompts, too"
+
+
+def forge(path: Path, original: Path, change: Callable[[dict, dict], object]) -> None:
+    """A session file with a right digest whose header or entries (``change``) are wrong."""
+    shard = Shard(original)
+    parts = {name: shard.tensor(entry).clone() for name, entry in shard.tensors.items()}
+    about = json.loads(bytes(parts.pop("session").tolist()))
+    change(about, parts)
+    digest = hashlib.blake2b(digest_size=16)
+    for tensor in parts.values():
+        digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
+    text = json.dumps(about | {"digest": digest.hexdigest()}).encode()
+    parts = {"session": torch.frombuffer(bytearray(text), dtype=torch.int8)} | parts
+    entries = [(name, str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in parts.items()]
+    write_shard(path, entries, iter(parts.values()))
+
+
+@pytest.mark.parametrize(
+    ("says", "change"),
+    [
+        ("format 1", lambda about, parts: about.update(format=1)),
+        ("prompt_length is None", lambda about, parts: about.pop("prompt_length")),
+        ("prompt_length is 0", lambda about, parts: about.update(prompt_length=0)),
+        ("prompt_length is 301", lambda about, parts: about.update(prompt_length=301)),
+        ("tokens is missing", lambda about, parts: parts.pop("tokens")),
+        ("tokens is missing or not", lambda about, parts: parts.update(tokens=parts["tokens"].float())),
+        (r"logits is missing or not torch.float32 \[97\]", lambda about, parts: parts.update(logits=torch.zeros(3))),
+        ("rows.latent", lambda about, parts: parts.pop("rows.latent")),
+        ("unknown entries", lambda about, parts: parts.update(more=torch.zeros(1))),
+    ],
+)
+def test_a_file_whose_digest_is_right_is_still_not_trusted(tmp_path: Path, says: str, change: Callable) -> None:
+    engine = toy_engine()
+    with engine.session() as session:
+        session.sync(prompt(300))
+        session.save(tmp_path / "s")
+    forge(tmp_path / "same", tmp_path / "s", lambda about, parts: None)
+    engine.session(tmp_path / "same").close()
+    forge(tmp_path / "forged", tmp_path / "s", change)
+    with pytest.raises(SessionFileError, match=says):
+        engine.session(tmp_path / "forged")
+
+
+def test_a_session_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    with toy_engine().session() as session:
+        session.sync(prompt(3))
+        for place in (tmp_path / "none" / "s", tmp_path / "file" / "s", tmp_path):
+            with pytest.raises(SessionFileError, match="cannot be saved"):
+                session.save(place)
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_file_of_another_identity_names_both(tmp_path: Path) -> None:
