@@ -116,6 +116,7 @@ def _add_chat(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
+    logging.getLogger("longread").setLevel(logging.INFO)  # what loading leaves out is said; libraries only warn
     options, http = engine_options(args), server_options(args)
     from longread.cli.serving import serve_checkpoint  # the rooms that serving needs
 

@@ -31,25 +31,27 @@ class Running:
     model: str
     process: subprocess.Popen[str]
     said: list[str]
+    log: Path
 
 
 @pytest.fixture(scope="module", params=["v3", "v4-flash"])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    path: Path = tmp_path_factory.mktemp("real") / str(request.param)
+    folder = tmp_path_factory.mktemp("real")
+    path, log = folder / str(request.param), folder / "stderr"
     write_fixture(path, request.param, quantised=True)
     command = [sys.executable, "-m", "longread.cli.main", "serve", str(path), "--port", "0", "--max-num-seqs", "4"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with log.open("w") as stderr:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
     said: list[str] = []
     try:
         assert process.stdout is not None
         for line in process.stdout:
             said.append(line.rstrip())
             if found := re.match(r"serving (\S+) on (http://\S+)", line):
-                yield Running(found[2], found[1], process, said)
+                yield Running(found[2], found[1], process, said, log)
                 break
         else:
-            assert process.stderr is not None
-            pytest.fail(f"the server ended: {said} {process.stderr.read()}")
+            pytest.fail(f"the server ended: {said} {log.read_text()}")
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
     finally:
@@ -76,6 +78,10 @@ def test_start_says_what_was_chosen_and_what_memory_it_takes(server: Running) ->
     )
     assert allocated == pytest.approx(predicted, rel=0.01)
     assert server.model in ("v3", "v4-flash")
+
+
+def test_start_says_what_is_not_run(server: Running) -> None:
+    assert re.search(r"INFO: skipped \d+ tensors \(\d+ bytes\) that are not run: MTP", server.log.read_text())
 
 
 def test_a_long_prompt_is_read_once(server: Running, client: openai.OpenAI) -> None:
