@@ -142,8 +142,12 @@ def _log_memory(spec: ModelSpec, config: ResolvedConfig, info: EngineInfo) -> No
 
 
 def _tensor_bytes(root: object) -> int:
-    """Bytes of all tensors that an object reaches through attributes and containers, each storage once."""
-    storages: dict[int, int] = {}
+    """Bytes of all tensors that an object reaches through attributes and containers, shared bytes once.
+
+    A view into the mapped checkpoint counts as what it shows, not as the whole file; a view into another tensor that is
+    reached, too, adds nothing.
+    """
+    extents: list[tuple[int, int]] = []
     seen: set[int] = set()
     todo = [root]
     while todo:
@@ -152,8 +156,7 @@ def _tensor_bytes(root: object) -> int:
             continue
         seen.add(id(thing))
         if isinstance(thing, Tensor):
-            # A view into the mapped checkpoint counts as what it shows, not as the whole file.
-            storages[thing.data_ptr()] = max(storages.get(thing.data_ptr(), 0), thing.nbytes)
+            extents.append((thing.data_ptr(), thing.data_ptr() + thing.nbytes))
         elif isinstance(thing, Mapping):
             todo.extend(thing.values())
         elif isinstance(thing, list | tuple):
@@ -161,4 +164,8 @@ def _tensor_bytes(root: object) -> int:
         elif type(thing).__module__.startswith("longread.models"):
             names = [*getattr(thing, "__dict__", {}), *getattr(thing, "__slots__", ())]
             todo.extend(getattr(thing, name) for name in names)
-    return sum(storages.values())
+    total = end = 0
+    for start, stop in sorted(extents):
+        total += max(0, stop - max(start, end))
+        end = max(end, stop)
+    return total

@@ -27,7 +27,7 @@ def test_memory_is_what_was_planned(kind: str, tmp_path: Path, caplog: pytest.Lo
     (record,) = [r for r in caplog.records if r.name == "longread.engine.load"]
     planned, allocated, *_ = record.args
     assert allocated == engine.info.allocated_bytes
-    assert abs(allocated / planned - 1) < 0.03
+    assert abs(allocated / planned - 1) < 0.001
     assert engine.info.predicted_bytes > planned
     assert seen[-1][0] == seen[-1][1]
 
