@@ -7,6 +7,7 @@ an entry is refused.
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from longread.kernels.compressor import cpu as compressor_cpu
 from longread.kernels.compressor import ref as compressor
 from longread.kernels.hyper import cpu as hyper_cpu
 from longread.kernels.hyper import ref as hyper
@@ -19,7 +20,9 @@ from longread.kernels.moe import cpu as moe_cpu
 from longread.kernels.moe import ref as moe
 from longread.kernels.norm import cpu as norm_cpu
 from longread.kernels.norm import ref as norm
+from longread.kernels.rope import cpu as rope_cpu
 from longread.kernels.rope import ref as rope
+from longread.kernels.router import cpu as router_cpu
 from longread.kernels.router import ref as router
 from longread.kernels.sparse_attention import cpu as sparse_attention_cpu
 from longread.kernels.sparse_attention import ref as sparse_attention
@@ -29,11 +32,11 @@ Op = TypeVar("Op", bound=Callable[..., Any])
 
 TABLE: Mapping[Callable[..., Any], Mapping[str, Callable[..., Any]]] = {
     norm.rms_norm: {"cpu": norm_cpu.rms_norm},
-    rope.rotate_: {"cpu": rope.rotate_},
+    rope.rotate_: {"cpu": rope_cpu.rotate_},
     rope.apply_interleaved: {"cpu": rope.apply_interleaved},
-    router.router_logits: {"cpu": router.router_logits},
-    router.route: {"cpu": router.route},
-    router.route_hash: {"cpu": router.route_hash},
+    router.router_logits: {"cpu": router_cpu.router_logits},
+    router.route: {"cpu": router_cpu.route},
+    router.route_hash: {"cpu": router_cpu.route_hash},
     linear.linear: {"cpu": linear_cpu.linear},
     moe.mlp: {"cpu": moe_cpu.mlp},
     moe.experts: {"cpu": moe_cpu.experts},
@@ -42,9 +45,9 @@ TABLE: Mapping[Callable[..., Any], Mapping[str, Callable[..., Any]]] = {
     hyper.mix: {"cpu": hyper_cpu.mix},
     hyper.update: {"cpu": hyper_cpu.update},
     hyper.head: {"cpu": hyper.head},
-    compressor.overlap_step: {"cpu": compressor.overlap_step},
+    compressor.overlap_step: {"cpu": compressor_cpu.overlap_step},
     compressor.overlap_chunk: {"cpu": compressor.overlap_chunk},
-    compressor.online_step: {"cpu": compressor.online_step},
+    compressor.online_step: {"cpu": compressor_cpu.online_step},
     compressor.online_chunk: {"cpu": compressor.online_chunk},
     indexer.scores: {"cpu": indexer.scores},
     indexer.chosen: {"cpu": indexer.chosen},

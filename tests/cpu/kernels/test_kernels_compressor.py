@@ -1,12 +1,14 @@
 """Compressors against pooling the whole sequence at once, whatever the cuts; windows before the first token weigh 0."""
 
+from types import ModuleType
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from longread.kernels.compressor import ref
+from longread.kernels.compressor import cpu, ref
 
 D = 5
 
@@ -74,8 +76,9 @@ def test_online_chunks_of_any_size(cuts: list[int], seed: int) -> None:
             assert torch.equal(mine, fresh)
 
 
+@pytest.mark.parametrize("steps", [ref, cpu], ids=["ref", "cpu"])
 @pytest.mark.parametrize("starts", [[0], [3, 0, 7, 130], [4, 5, 6, 7]])
-def test_steps_of_a_batch(starts: list[int]) -> None:
+def test_steps_of_a_batch(starts: list[int], steps: ModuleType) -> None:
     """B sequences at different phases, one token a step, in slots that are not in order."""
     total = max(starts) + 140
     data = [series(total, 2 * D, seed) for seed in range(len(starts))]
@@ -95,12 +98,12 @@ def test_steps_of_a_batch(starts: list[int]) -> None:
         kv = torch.stack([data[b][0][s + i] for b, s in enumerate(starts)])
         score = torch.stack([data[b][1][s + i] for b, s in enumerate(starts)])
         closing = [b for b, s in enumerate(starts) if (s + i) % 4 == 3]
-        pooled = ref.overlap_step(*overlap, kv, score, slots, at % 8, closing)
+        pooled = steps.overlap_step(*overlap, kv, score, slots, at % 8, closing)
         assert pooled.shape == (len(closing), D)
         for b, row in zip(closing, pooled, strict=True):
             torch.testing.assert_close(row, want_overlap[b][(starts[b] + i) // 4])
         closing = [b for b, s in enumerate(starts) if (s + i) % 128 == 127]
-        pooled = ref.online_step(*online, kv[:, :D], score[:, :D], slots, closing)
+        pooled = steps.online_step(*online, kv[:, :D], score[:, :D], slots, closing)
         assert pooled.shape == (len(closing), D)
         for b, row in zip(closing, pooled, strict=True):
             torch.testing.assert_close(row, want_online[b][(starts[b] + i) // 128])
@@ -114,3 +117,27 @@ def test_scores_far_apart_do_not_overflow() -> None:
     first = ref.online_chunk(*(r[0] for r in rings), kv[:200], score[:200], 0)
     rest = ref.online_chunk(*(r[0] for r in rings), kv[200:], score[200:], 200)
     torch.testing.assert_close(torch.cat((first, rest)), online_whole(kv, score))
+
+
+@pytest.mark.parametrize("gain", [1, 300])
+@pytest.mark.parametrize("starts", [[0, 2, 3], [7, 4, 131]])
+def test_compiled_steps_equal_the_reference(starts: list[int], gain: int) -> None:
+    """Strided inputs, rings in a wider block, untouched slots NaN."""
+    overlap, online = overlap_rings(6), online_rings(6)
+    slots = torch.tensor([4, 0, 3])
+    for ring in (*overlap, *online):
+        ring[[1, 2, 5]] = float("nan")
+    mine = [[r.clone() for r in rings] for rings in (overlap, online)]
+    for i in range(140):
+        kv, score = series(3, 6 * D, i)
+        at = torch.tensor([s + i for s in starts])
+        for width, name, rings, compiled in (
+            (2 * D, "overlap_step", overlap, mine[0]),
+            (D, "online_step", online, mine[1]),
+        ):
+            every, place = (4, (at % 8,)) if name == "overlap_step" else (128, ())
+            closing = [b for b in range(3) if int(at[b]) % every == every - 1]
+            inputs = kv[:, D : D + width], score[:, D : D + width] * gain, slots, *place, closing
+            torch.testing.assert_close(getattr(cpu, name)(*compiled, *inputs), getattr(ref, name)(*rings, *inputs))
+    for wanted, found in zip((*overlap, *online), (*mine[0], *mine[1]), strict=True):
+        torch.testing.assert_close(found, wanted, equal_nan=True, rtol=1e-5, atol=1e-6)

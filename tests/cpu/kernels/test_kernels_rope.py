@@ -4,6 +4,7 @@ import poison
 import pytest
 import torch
 
+from longread.kernels.rope import cpu
 from longread.kernels.rope.ref import apply_interleaved, cos_sin, frequencies, mscale, rotate_, turn
 from longread.spec.model import RopeSpec
 
@@ -97,6 +98,19 @@ def test_in_place_touches_its_channels_only(begin: int, dtype: torch.dtype) -> N
     expected = before.clone()
     expected[..., begin : begin + 16] = apply_interleaved(before[..., begin : begin + 16], cos[:, None], sin[:, None])
     assert wide.equal(expected)
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (1, 2), (3, 18), (4, 3, 32), (5, 1, 6), (600, 16)])
+def test_compiled_rotation_equals_the_reference(shape: tuple[int, ...]) -> None:
+    wide = torch.randn(*shape[:-1], shape[-1] + 9)
+    other = wide.clone()
+    turns = turn(*cos_sin(frequencies(RopeSpec(10000.0), shape[-1]), torch.arange(shape[0]) * 1000))
+    by = turns[:, None] if len(shape) == 3 else turns
+    for each in (by, by.conj()):
+        found = cpu.rotate_(wide[..., 3 : 3 + shape[-1]], each)
+        rotate_(other[..., 3 : 3 + shape[-1]], each)
+        assert found.data_ptr() == wide[..., 3:].data_ptr()
+        torch.testing.assert_close(wide, other)
 
 
 def test_magnitude_scales_both_tables() -> None:

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from longread.kernels.router import cpu, ref
 from longread.kernels.router.ref import affinity, route, route_hash, router_logits
 from longread.spec.model import MoESpec
 
@@ -84,3 +85,26 @@ def test_logits_are_float32_whatever_the_input() -> None:
     logits: Tensor = router_logits(x, weight)
     torch.testing.assert_close(logits, x.float() @ weight.t())
     assert router_logits(x, weight.bfloat16()).dtype == torch.float32
+
+
+@pytest.mark.parametrize("moe", [V4, replace(V4, normalise=False), replace(V4, scoring="sigmoid"), V3, LITE])
+@pytest.mark.parametrize("tokens", [0, 1, 16, 17])
+def test_compiled_routing_equals_the_reference(moe: MoESpec, tokens: int) -> None:
+    """Sorted by expert, since the order is free. Large logits: softplus's identity (they saturate sigmoid)."""
+    large = 15 if moe.scoring == "sqrtsoftplus" else 1
+    logits, bias = torch.randn(tokens, moe.routed) * large, torch.randn(moe.routed)
+    for given in (bias, None) if moe.method == "noaux_tc" else (None,):
+        wanted, found = ref.route(logits, moe, given), cpu.route(logits, moe, given)
+        orders = wanted[0].argsort(), found[0].argsort()
+        assert wanted[0].gather(1, orders[0]).equal(found[0].gather(1, orders[1]))
+        torch.testing.assert_close(found[1].gather(1, orders[1]), wanted[1].gather(1, orders[0]))
+    table = torch.randint(0, moe.routed, (tokens, moe.top_k))
+    torch.testing.assert_close(cpu.route_hash(logits, moe, table), ref.route_hash(logits, moe, table))
+    x, weight = torch.randn(tokens, 40), torch.randn(moe.routed, 40)
+    torch.testing.assert_close(cpu.router_logits(x, weight), ref.router_logits(x, weight))
+
+
+def test_nan_logits_still_choose_different_experts() -> None:
+    ids, weights = cpu.route(torch.full((2, 32), float("nan")), V4)
+    assert ids.tolist() == [list(range(6))] * 2
+    assert weights.isnan().all()

@@ -146,7 +146,7 @@ def weigh(scores: Floats, bits: Bits, keys: int, peak: Floats, total: Floats, mi
             for i in range(mixed.shape[1]):
                 mixed[h, i] *= shrink
             peak[h] = highest
-        _exp2(scores[h, :keys], bits[h, :keys], highest)
+        exp2(scores[h, :keys], bits[h, :keys], highest)
         s = np.float32(0)
         for j in range(keys):
             s += scores[h, j]
@@ -154,7 +154,7 @@ def weigh(scores: Floats, bits: Bits, keys: int, peak: Floats, total: Floats, mi
 
 
 @njit(cache=True, fastmath=RELAXED, nogil=True)
-def _exp2(x: Floats, bits: Bits, highest: float) -> None:
+def exp2(x: Floats, bits: Bits, highest: np.float32) -> None:
     """x = 2^(x - highest) in place; ``bits`` is x's memory as int32. The library's exp2 would be a call a number.
 
     2^n is added to the exponent; 2^f, |f| <= 1/2, is the Taylor series of exp(f ln 2), good to 1e-8.

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from longread.kernels.linear.cpu import RELAXED, narrow, product
+from longread.kernels.mla.cpu import KEYS, exp2
+from longread.kernels.mla.ref import LOG2E
 from longread.kernels.moe import ref
 
 Floats = NDArray[np.float32]
@@ -75,18 +77,21 @@ def _hidden(x: Floats, w1: Floats, w3: Floats, limit: float) -> Floats:
     gate, up = np.empty((x.shape[0], w1.shape[0]), np.float32), np.empty((x.shape[0], w3.shape[0]), np.float32)
     product(x, w1, gate)
     product(x, w3, up)
-    cap, one = np.float32(limit), np.float32(1)
+    cap, one, low = np.float32(limit), np.float32(1), np.float32(-87)
+    wide = gate.shape[1]
+    block = np.empty(KEYS, np.float32)
+    bits = block.view(np.int32)
     for t in range(x.shape[0]):
-        for f in range(w1.shape[0]):
-            g, v = gate[t, f], up[t, f]
-            # Written so that NaN stays NaN, as in clamp.
-            if g > cap:
-                g = cap
-            if v > cap:
-                v = cap
-            elif v < -cap:
-                v = -cap
-            gate[t, f] = g / (one + math.exp(-g)) * v
+        for begin in range(0, wide, KEYS):
+            g, v = gate[t, begin : begin + KEYS], up[t, begin : begin + KEYS]
+            for f in range(g.shape[0]):
+                # Written so that NaN stays NaN, as in clamp; below -87 a gate is 0 to rounding.
+                g[f] = cap if g[f] > cap else g[f]
+                v[f] = cap if v[f] > cap else (-cap if v[f] < -cap else v[f])
+                block[f] = (low if g[f] < low else g[f]) * np.float32(-LOG2E)
+            exp2(block[: g.shape[0]], bits[: g.shape[0]], np.float32(0))
+            for f in range(g.shape[0]):
+                g[f] = g[f] / (one + block[f]) * v[f]
     return gate
 
 
