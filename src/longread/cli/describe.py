@@ -1,9 +1,7 @@
 """How a resolved configuration and a running engine are put on the screen."""
 
-from longread.plan.memory import MemoryPlan, memory_plan
-from longread.spec.config import ResolvedConfig
+from longread.spec.config import MemoryPlan, ResolvedConfig
 from longread.spec.engine import EngineInfo
-from longread.spec.model import ModelSpec
 
 
 def config_lines(resolved: ResolvedConfig) -> list[str]:
@@ -23,19 +21,6 @@ def config_lines(resolved: ResolvedConfig) -> list[str]:
     rows += [(choice.option, choice.value, choice.reason) for choice in chosen.values()]
     width, value_width = max(len(row[0]) for row in rows), max(len(row[1]) for row in rows)
     return [f"  {name:<{width}}  {value:<{value_width}}  {reason}".rstrip() for name, value, reason in rows]
-
-
-def plan_of(spec: ModelSpec, resolved: ResolvedConfig) -> MemoryPlan:
-    """The memory of a resolved configuration, part by part."""
-    return memory_plan(
-        spec,
-        dtype=resolved.dtype,
-        weight_bytes=resolved.weight_bytes,
-        num_pages=resolved.num_pages,
-        num_slots=resolved.num_slots,
-        num_snapshots=resolved.num_snapshots,
-        max_num_batched_tokens=resolved.max_num_batched_tokens,
-    )
 
 
 def memory_line(plan: MemoryPlan, info: EngineInfo) -> str:

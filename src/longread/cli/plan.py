@@ -31,7 +31,7 @@ def add_parser(commands: "_SubParsersAction[Parser]", name: str) -> None:
         "laid out on this machine. Reads config.json only.",
     )
     parser.add_argument(
-        "model", metavar="CHECKPOINT|RELEASE", help="a checkpoint folder, or a name such as DeepSeek-V3.2"
+        "model", metavar="CHECKPOINT|RELEASE", help="a checkpoint folder, or a public model such as V4-Flash"
     )
     parser.add_argument("--max-model-len", metavar="N", help="tokens of prompt and output together; default: what fits")
     parser.add_argument("--max-num-seqs", metavar="N", help="requests worked on at once; default: chosen")
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"on this machine: does not run: {error}")
         return 1
     print("on this machine:")
-    print("\n".join(memory_lines(spec, resolved)))
+    print("\n".join(memory_lines(resolved)))
     return 0
 
 
@@ -95,10 +95,10 @@ def spec_lines(spec: "ModelSpec") -> list[str]:
     return lines
 
 
-def memory_lines(spec: "ModelSpec", resolved: "ResolvedConfig") -> list[str]:
-    from longread.cli.describe import config_lines, plan_of
+def memory_lines(resolved: "ResolvedConfig") -> list[str]:
+    from longread.cli.describe import config_lines
 
-    plan = plan_of(spec, resolved)
+    plan = resolved.memory
     parts = {
         "weights": plan.weights,
         "KV pages": plan.kv_pages,

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from longread.cli.checkpoint import spec_of
-from longread.cli.describe import config_lines, memory_line, plan_of, ready_line
+from longread.cli.describe import config_lines, memory_line, ready_line
 from longread.cli.version import version
 from longread.plan.machine import probe_machine
 from longread.plan.resolve import resolve
@@ -65,7 +65,7 @@ def serve_checkpoint(
     state = ServerState(driver, metrics, tokenizer, encoding, http, names, version(), defaults)
 
     def on_ready(info: EngineInfo) -> None:
-        _say(memory_line(plan_of(spec, resolved), info))
+        _say(memory_line(resolved.memory, info))
         _say(ready_line(replace(info, model=names[0]), address))
 
     try:

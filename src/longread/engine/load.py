@@ -4,7 +4,6 @@ Order: every refusal that costs nothing first (config, options, memory), then fi
 """
 
 import dataclasses
-import logging
 import random
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,7 +22,6 @@ from longread.models.deepseek_v3 import DeepseekV3
 from longread.models.deepseek_v4 import DeepseekV4
 from longread.models.inputs import StepInputs
 from longread.plan.machine import probe_machine
-from longread.plan.memory import memory_plan
 from longread.plan.resolve import resolve
 from longread.spec.batch import Segment
 from longread.spec.config import EngineOptions, ResolvedConfig
@@ -35,7 +33,6 @@ from longread.weights.reader import Checkpoint
 
 WARM_UP_TOKENS = 64
 Progress = Callable[[int, int], None]  # (bytes read, bytes to read)
-log = logging.getLogger(__name__)
 
 
 def load_engine(options: EngineOptions, progress: Progress | None = None) -> LocalEngine:
@@ -46,9 +43,8 @@ def load_engine(options: EngineOptions, progress: Progress | None = None) -> Loc
 
 
 def load_resolved(path: Path, spec: ModelSpec, config: ResolvedConfig, progress: Progress | None = None) -> LocalEngine:
-    """The same for a caller that has already resolved the options. Logs predicted against real memory."""
+    """The same for a caller that has already resolved the options."""
     checkpoint = Checkpoint.open(path)
-    checkpoint.validate(spec)
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
     model = _model(spec, checkpoint.load(spec, dtype, progress), dtype)
     groups = state_groups(spec)
@@ -82,7 +78,6 @@ def load_resolved(path: Path, spec: ModelSpec, config: ResolvedConfig, progress:
         snapshot_interval=config.snapshot_interval,
         draws=random.Random(config.seed),
     )
-    _log_memory(spec, config, core.info)
     _warm_up(model, store.views, config.num_slots)
     return LocalEngine(core)
 
@@ -103,7 +98,7 @@ def _info(spec: ModelSpec, config: ResolvedConfig, allocated_bytes: int) -> Engi
         eos_id=spec.eos_id,
         page_tokens=PAGE_TOKENS,
         num_pages=config.num_pages,
-        predicted_bytes=config.predicted_bytes,
+        predicted_bytes=config.memory.total,
         allocated_bytes=allocated_bytes,
     )
 
@@ -119,26 +114,6 @@ def _warm_up(model: Model, state: Mapping[str, Tensor], num_slots: int) -> None:
         rows = torch.tensor([segment.offset + segment.length - 1 for segment in segments])
         with torch.inference_mode():
             model.forward(StepInputs(torch.zeros_like(positions), positions, segments, rows), state)
-
-
-def _log_memory(spec: ModelSpec, config: ResolvedConfig, info: EngineInfo) -> None:
-    """Like for like: what exists before the first request, predicted and real."""
-    plan = memory_plan(
-        spec,
-        dtype=config.dtype,
-        weight_bytes=config.weight_bytes,
-        num_pages=config.num_pages,
-        num_slots=config.num_slots,
-        num_snapshots=config.num_snapshots,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-    )
-    log.info(
-        "weights and cache: predicted %d bytes, allocated %d (%+.2f %%); with workspace and program predicted %d",
-        plan.allocated,
-        info.allocated_bytes,
-        100 * (info.allocated_bytes / plan.allocated - 1),
-        info.predicted_bytes,
-    )
 
 
 def _tensor_bytes(root: object) -> int:

@@ -4,8 +4,7 @@ The engine sizes its cache by these formulas, so plan and allocation cannot drif
 snapshots. Upper bounds: the workspace of one step, and logits. Knows no machine and makes no choice.
 """
 
-from dataclasses import dataclass, fields
-
+from longread.spec.config import MemoryPlan
 from longread.spec.model import ModelSpec
 from longread.spec.state import state_groups
 
@@ -14,34 +13,6 @@ ATTENTION_BLOCK_BYTES = 64 * 2**20  # scores of one layer that exist at a time: 
 ATTENTION_BLOCKS = 2  # such blocks at once: scores and what they are computed from
 LIVE_ACTIVATIONS = 12  # [tokens, hidden * streams] tensors alive at the worst place of a layer
 RUNTIME_BYTES = 384 * 2**20  # interpreter, torch, server and a V4 tokenizer as loaded: 296 MiB measured, and slack
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryPlan:
-    """Bytes by part. ``weights`` to ``snapshots`` are allocated when the engine starts; ``workspace`` and ``logits``
-    come and go with a step; ``runtime`` is the program itself.
-    """
-
-    weights: int
-    kv_pages: int
-    kv_slots: int
-    kv_snapshots: int
-    workspace: int
-    logits: int
-    runtime: int
-
-    @property
-    def kv_cache(self) -> int:
-        return self.kv_pages + self.kv_slots + self.kv_snapshots
-
-    @property
-    def allocated(self) -> int:
-        """What is there before the first request."""
-        return self.weights + self.kv_cache
-
-    @property
-    def total(self) -> int:
-        return sum(getattr(self, field.name) for field in fields(self))
 
 
 def memory_plan(

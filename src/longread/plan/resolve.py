@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from longread.plan.machine import Machine
-from longread.plan.memory import MemoryPlan, memory_plan, page_bytes, slot_bytes
-from longread.spec.config import Choice, ComputeDtype, EngineOptions, ResolvedConfig
+from longread.plan.memory import memory_plan, page_bytes, slot_bytes
+from longread.spec.config import Choice, ComputeDtype, EngineOptions, MemoryPlan, ResolvedConfig
 from longread.spec.config_json import require_runnable
 from longread.spec.errors import ConfigError
 from longread.spec.loaded import loaded_bytes
@@ -76,8 +76,7 @@ def resolve(options: EngineOptions, spec: ModelSpec, machine: Machine) -> Resolv
         enable_prefix_caching=options.enable_prefix_caching,
         snapshot_interval=_snapshot_interval(options),
         seed=options.seed,
-        weight_bytes=weights,
-        predicted_bytes=final.total,
+        memory=final,
         choices=tuple(choices.made),
     )
 

@@ -60,10 +60,38 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Bytes by part. ``weights`` to ``snapshots`` are allocated when the engine starts; ``workspace`` and ``logits``
+    come and go with a step; ``runtime`` is the program itself.
+    """
+
+    weights: int
+    kv_pages: int
+    kv_slots: int
+    kv_snapshots: int
+    workspace: int
+    logits: int
+    runtime: int
+
+    @property
+    def kv_cache(self) -> int:
+        return self.kv_pages + self.kv_slots + self.kv_snapshots
+
+    @property
+    def allocated(self) -> int:
+        """What is there before the first request."""
+        return self.weights + self.kv_cache
+
+    @property
+    def total(self) -> int:
+        return sum(getattr(self, field.name) for field in fields(self))
+
+
+@dataclass(frozen=True, slots=True)
 class ResolvedConfig:
     """What the engine is built from. Pages hold 256 tokens; a slot is one running sequence's rings, a snapshot one
-    saved copy of a slot. ``weight_bytes`` and ``predicted_bytes`` come from ``plan.memory`` and include everything
-    that it names. ``choices`` explains each value that the user did not give.
+    saved copy of a slot. ``memory`` is ``plan.memory``'s prediction for these pools; ``choices`` explains each value
+    that the user did not give.
     """
 
     model: str
@@ -78,8 +106,7 @@ class ResolvedConfig:
     enable_prefix_caching: bool
     snapshot_interval: int
     seed: int
-    weight_bytes: int
-    predicted_bytes: int
+    memory: MemoryPlan
     choices: tuple[Choice, ...] = ()
 
 

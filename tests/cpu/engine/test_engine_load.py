@@ -1,13 +1,15 @@
 """From a checkpoint on disk to an engine: memory as planned, identity, and refusals before the weights."""
 
-import logging
 import shutil
 from pathlib import Path
 
 import pytest
 
-from longread.engine.load import load_engine
+from longread.engine.load import load_engine, load_resolved
+from longread.plan.machine import probe_machine
+from longread.plan.resolve import resolve
 from longread.spec.config import EngineOptions
+from longread.spec.config_json import read_config, spec_from_config
 from longread.spec.engine import GenerationRequest, GrammarSpec, SamplingParams
 from longread.spec.errors import CheckpointError, ConfigError, EngineFailedError, InvalidRequestError
 from longread.weights.fixture import write_fixture
@@ -19,16 +21,14 @@ def options(path: Path, **changes: object) -> EngineOptions:
 
 
 @pytest.mark.parametrize("kind", ["v2-lite", "v3", "v4-flash", "v4-pro"])
-def test_memory_is_what_was_planned(kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_memory_is_what_was_planned(kind: str, tmp_path: Path) -> None:
     write_fixture(tmp_path / "m", kind, quantised=True)
     seen: list[tuple[int, int]] = []
-    with caplog.at_level(logging.INFO, "longread.engine.load"):
-        engine = load_engine(options(tmp_path / "m"), lambda done, total: seen.append((done, total)))
-    (record,) = [r for r in caplog.records if r.name == "longread.engine.load"]
-    planned, allocated, *_ = record.args
-    assert allocated == engine.info.allocated_bytes
-    assert abs(allocated / planned - 1) < 0.001
-    assert engine.info.predicted_bytes > planned
+    spec = spec_from_config(read_config(tmp_path / "m"))
+    config = resolve(options(tmp_path / "m"), spec, probe_machine())
+    info = load_resolved(tmp_path / "m", spec, config, lambda done, total: seen.append((done, total))).info
+    assert abs(info.allocated_bytes / config.memory.allocated - 1) < 0.001
+    assert info.predicted_bytes == config.memory.total > config.memory.allocated
     assert seen[-1][0] == seen[-1][1]
 
 

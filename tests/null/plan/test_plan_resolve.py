@@ -12,6 +12,7 @@ from longread.plan.resolve import resolve
 from longread.spec.config import EngineOptions
 from longread.spec.config_json import spec_from_config
 from longread.spec.errors import ConfigError, UnsupportedModelError
+from longread.spec.loaded import loaded_bytes
 from longread.spec.release_configs import V2_LITE, V4_FLASH
 from longread.spec.releases import release
 from longread.spec.state import PAGE_TOKENS, pages_for
@@ -92,13 +93,13 @@ def test_the_prediction_is_the_plan_of_what_was_resolved() -> None:
     plan = memory_plan(
         TINY_V4,
         dtype=config.dtype,
-        weight_bytes=config.weight_bytes,
+        weight_bytes=loaded_bytes(TINY_V4, config.dtype),
         num_pages=config.num_pages,
         num_slots=config.num_slots,
         num_snapshots=config.num_snapshots,
         max_num_batched_tokens=config.max_num_batched_tokens,
     )
-    assert plan.total == config.predicted_bytes
+    assert plan == config.memory
 
 
 def test_a_large_document_model_gets_what_the_cache_holds() -> None:
@@ -170,19 +171,10 @@ def test_a_resolved_configuration_fits_and_is_consistent(
         config = resolve(options, spec, machine)
     except ConfigError:
         return
-    assert config.predicted_bytes <= machine.available_bytes
+    assert config.memory.total <= machine.available_bytes
     assert config.num_pages >= config.max_num_seqs == config.num_slots
     assert 1 <= config.max_model_len <= min(spec.max_position, config.num_pages * PAGE_TOKENS)
     assert config.max_num_batched_tokens >= config.max_num_seqs
     assert length in (None, config.max_model_len)
     if blocks is None and kv_bytes is not None:
-        plan = memory_plan(
-            spec,
-            dtype=config.dtype,
-            weight_bytes=0,
-            num_pages=config.num_pages,
-            num_slots=config.num_slots,
-            num_snapshots=config.num_snapshots,
-            max_num_batched_tokens=1,
-        )
-        assert plan.kv_cache <= kv_bytes
+        assert config.memory.kv_cache <= kv_bytes
