@@ -1,5 +1,6 @@
 """DeepSeek's public models as specs, and the name of a spec that equals one of them."""
 
+import difflib
 from dataclasses import replace
 from functools import cache
 
@@ -26,11 +27,22 @@ def release_names() -> tuple[str, ...]:
 
 @cache
 def release(name: str) -> ModelSpec:
-    """The spec of a public model by its repository name. Raises ``ConfigError`` for an unknown one."""
-    base = ALIASES.get(name, name)
-    if base not in CONFIGS:
-        raise ConfigError(f"{name!r} is not a known model; known: {', '.join(release_names())}")
+    """The spec of a public model by its repository name; "DeepSeek-" may be left out, and case does not matter.
+
+    Raises ``ConfigError`` for an unknown one, naming the nearest.
+    """
+    known = {_short(full): full for full in release_names()}
+    found = known.get(_short(name))
+    if found is None:
+        near = difflib.get_close_matches(_short(name), known, n=1)
+        hint = f"; did you mean {known[near[0]]}?" if near else ""
+        raise ConfigError(f"{name!r} is not a known model{hint} (known: {', '.join(release_names())})")
+    base = ALIASES.get(found, found)
     return build(CONFIGS[base], label=base)
+
+
+def _short(name: str) -> str:
+    return name.lower().removeprefix("deepseek-ai/").removeprefix("deepseek-")
 
 
 def label_for(spec: ModelSpec) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from longread.cli import main as cli
+from longread.cli.plan import find_spec
 from longread.cli.serve import engine_options, server_options
 from longread.spec.config import EngineOptions
 from longread.spec.errors import ConfigError
@@ -96,6 +97,7 @@ def test_every_command_has_help(command: str, capsys: Capture) -> None:
         (["fixture", "/tmp/x"], ["--kind"]),
         (["fixture", "/tmp/x", "--kind", "v5"], ["v5", "v3"]),
         (["plan", "DeepSeek-V9"], ["DeepSeek-V9", "DeepSeek-V3"]),
+        (["plan", "v4-flsh"], ["'v4-flsh'", "did you mean DeepSeek-V4-Flash?"]),
         (["bench"], ["KIND"]),
         (["--colour"], ["--colour"]),
     ],
@@ -138,6 +140,19 @@ def test_plan_prints_the_release(capsys: Capture) -> None:
     assert "15,706,484,224" in said
     assert "31,104.0" in said  # 27 layers * 576 * 2 bytes
     assert "on this machine" in said
+
+
+@pytest.mark.parametrize(
+    ("given", "label"),
+    [
+        ("V4-Flash", "DeepSeek-V4-Flash"),
+        ("v3", "DeepSeek-V3"),
+        ("r1", "DeepSeek-V3"),
+        ("deepseek-ai/DeepSeek-V3.2-Exp", "DeepSeek-V3.2"),
+    ],
+)
+def test_plan_takes_short_names(given: str, label: str) -> None:
+    assert find_spec(given).label == label
 
 
 def test_serve_options_become_engine_and_server_options(tmp_path: Path) -> None:
