@@ -35,6 +35,7 @@ class LocalEngine:
         self._events: list[Event] = []
         self._prompt_tokens = 0
         self._generation_tokens = 0
+        self._audit_due = False
 
     @property
     def info(self) -> EngineInfo:
@@ -61,18 +62,28 @@ class LocalEngine:
             self._finish(self._requests[request_id], "cancelled")
 
     def has_work(self) -> bool:
-        return bool(self._requests or self._events)
+        return bool(self._requests or self._events or self._audit_due)
 
     def step(self) -> Sequence[Event]:
-        """Run one step of the batch; returns the events since the last one. Never raises for a request's sake."""
+        """Run one step of the batch; returns the events since the last one. Never raises for a request's sake.
+
+        The first idle step audits the cache: the books must balance, and no client waits for the proof.
+        """
+        if not self._requests and not self._events:
+            self._audit()
+            return ()
+        self._audit_due = True
         plan = self._scheduler.schedule()
         self._note(plan)
         if plan.grants:
             self._run(plan.grants)
-        if not self._requests:
-            self._cache.check()  # idle: the books must balance
         events, self._events = self._events, []
         return events
+
+    def _audit(self) -> None:
+        if self._audit_due:
+            self._audit_due = False
+            self._cache.check()
 
     def _run(self, grants: Sequence[Grant]) -> None:
         """Model and sampler on what was granted; whatever breaks in there fails the requests of this step only."""
@@ -151,3 +162,4 @@ class LocalEngine:
             self._scheduler.remove(request.timeline, keep_tail=False)
         self._requests.clear()
         self._events.clear()
+        self._audit_due = False

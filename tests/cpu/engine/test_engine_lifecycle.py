@@ -106,9 +106,26 @@ def test_cancel_in_every_state() -> None:
         ("running", "cancelled"),
         ("waiting", "cancelled"),
     ]
+    assert list(engine.step()) == []
     assert not engine.has_work()
     assert engine.stats().pages_held == 0
     engine._core.cache.check()
+
+
+def test_the_last_events_come_before_the_audit_and_each_busy_time_is_audited(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = toy_engine()
+    audits: list[int] = []
+    monkeypatch.setattr(engine._core.cache, "check", lambda: audits.append(len(events)))
+    for round_ in (1, 2):
+        events: list[object] = []
+        engine.submit(GenerationRequest("r", prompt(300), GREEDY))
+        while engine.has_work():
+            events += engine.step()
+            if events and isinstance(events[-1], FinishEvent) and len(audits) < round_:
+                assert engine.has_work(), "the audit is still to come"
+        assert audits == [7] * round_
+    engine.step()
+    assert audits == [7, 7], "an idle engine is audited once"
 
 
 def test_a_failing_step_fails_its_requests_and_the_engine_goes_on(caplog: pytest.LogCaptureFixture) -> None:
