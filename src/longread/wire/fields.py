@@ -83,3 +83,12 @@ MESSAGE_IGNORED: Mapping[str, str] = {
     "refusal": "comes back from earlier answers",
 }
 MESSAGE_NEUTRAL: Mapping[str, tuple[object, ...]] = {"audio": (), "function_call": (), "prefix": (False,)}
+
+# Fields of one tool's function. Its arguments are parsed, not constrained.
+FUNCTION_NEUTRAL: Mapping[str, tuple[object, ...]] = {"strict": (False,)}
+
+# Fields of response_format's json_schema.
+JSON_SCHEMA_IGNORED: Mapping[str, str] = {
+    "strict": "a schema always binds the answer; false asks for less than that",
+    "description": "the schema is not shown to the model",
+}

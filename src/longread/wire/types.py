@@ -14,7 +14,15 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from longread.spec.errors import InvalidRequestError
-from longread.wire.fields import IGNORED, MESSAGE_IGNORED, MESSAGE_NEUTRAL, NEUTRAL, RENAMED
+from longread.wire.fields import (
+    FUNCTION_NEUTRAL,
+    IGNORED,
+    JSON_SCHEMA_IGNORED,
+    MESSAGE_IGNORED,
+    MESSAGE_NEUTRAL,
+    NEUTRAL,
+    RENAMED,
+)
 
 MAX_LOGPROBS = 20
 MAX_CHOICES = 128
@@ -108,6 +116,10 @@ def _function_schema(value: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(f"name must be 1 to 128 of the characters A-Z a-z 0-9 _ . : -, got {_show(name)}")
     if not isinstance(value.get("description"), str | None):
         raise ValueError(f"description must be a text, got {_show(value['description'])}")
+    for field, accepted in FUNCTION_NEUTRAL.items():
+        given = value.get(field)
+        if given is not None and not _is_one_of(given, accepted):
+            raise ValueError(f"{field} is not supported; only {_listed(accepted)} is accepted, got {_show(given)}")
     if not isinstance(value.get("parameters"), dict | None):
         raise ValueError(f"parameters must be a JSON schema object, got {_show(value['parameters'])}")
     return value
@@ -132,9 +144,14 @@ class StreamOptions(WireModel):
 
 class JsonSchema(WireModel):
     name: str = Field(min_length=1)
-    description: str | None = None
     json_schema: dict[str, Any] | bool = Field(alias="schema")
-    strict: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_fields(cls, data: object) -> object:
+        if not isinstance(data, dict):
+            return data
+        return {name: value for name, value in data.items() if name not in JSON_SCHEMA_IGNORED}
 
 
 class ResponseFormat(WireModel):
@@ -417,8 +434,8 @@ def _sift(
         elif name in ignored:
             continue
         elif name in neutral:
-            if value is not None and not any(type(value) is type(v) and value == v for v in neutral[name]):
-                only = " or ".join(["null", *(repr(v) for v in neutral[name])])
+            if value is not None and not _is_one_of(value, neutral[name]):
+                only = _listed(neutral[name])
                 raise InvalidRequestError(f"{name}: not supported; only {only} is accepted, got {_show(value)}", name)
         elif name in RENAMED:
             raise InvalidRequestError(f"{name}: not a field of this server; use {RENAMED[name]}", name)
@@ -427,6 +444,14 @@ def _sift(
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise InvalidRequestError(f"unknown field {name[:64]!r}{hint}", name[:64])
     return kept
+
+
+def _is_one_of(value: object, accepted: tuple[object, ...]) -> bool:
+    return any(type(value) is type(v) and value == v for v in accepted)
+
+
+def _listed(accepted: tuple[object, ...]) -> str:
+    return " or ".join(["null", *map(repr, accepted)])
 
 
 def validate(model: type[AnyModel], data: object) -> AnyModel:
