@@ -25,7 +25,6 @@ from longread.wire.encoding import ToolSyntax, dsml
 from longread.wire.encoding.v3 import CALL, CALLS, END_CALL, END_CALLS, SEP
 
 MAX_HEAD = 1024
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _IN_STRING = re.compile(r'(?:[^"\\]|\\.)*', re.DOTALL)
 _STRING_END = re.compile(r'["\\]')
 _NAME = re.compile(r'\s*name="([^"]+)"\s*')
@@ -74,6 +73,7 @@ class ToolBlock:
         self._value: list[str] = []
         self._in_string = False
         self._held_from: int | None = None
+        self._string = ""  # of a JSON value: see ``_string_after``
         self.rest = ""
         self.done = False
         self.closed = False
@@ -310,6 +310,7 @@ class ToolBlock:
         self._sink.arguments((", " if self._parameters else "{") + _quote(match[1]) + ": ")
         self._parameters += 1
         self._value = []
+        self._string = ""
         self._held_from = None
         if match[2] == "true":
             self._sink.arguments('"')
@@ -331,22 +332,26 @@ class ToolBlock:
         return True
 
     def _json_value(self) -> bool:
-        """Collected whole: only at its end is it known whether it is JSON."""
+        """Collected whole: only at its end is it known whether it is JSON. Each letter is looked at once."""
         at = self.rest.find(self._param_close)
         if at < 0:
-            size = len(self.rest) - held_suffix(self.rest, (self._param_close,))
-            self._value.append(self.rest[:size])
-            self.rest = self.rest[size:]
+            self._collect(self.rest[: len(self.rest) - held_suffix(self.rest, (self._param_close,))])
             return False
-        self._value.append(self.rest[:at])
-        self.rest = self.rest[at + len(self._param_close) :]
-        value = "".join(self._value)
-        if not _is_json(value) and '"' in _STRING.sub("", value):
-            self._held_from = len(value) if self._held_from is None else self._held_from
-            self._value.append(self._param_close)
+        self._collect(self.rest[:at])
+        if self._string:
+            if self._held_from is None:
+                self._held_from = sum(map(len, self._value))
+            self._collect(self._param_close)
             return True
-        self._end_value(value)
+        self.rest = self.rest[len(self._param_close) :]
+        self._end_value("".join(self._value))
         return True
+
+    def _collect(self, text: str) -> None:
+        """The next letters of a value, from ``rest``."""
+        self.rest = self.rest[len(text) :]
+        self._value.append(text)
+        self._string = _string_after(text, self._string)
 
     def _end_value(self, value: str) -> None:
         self._sink.arguments(value.strip() if _is_json(value) else _quote(value))
@@ -367,6 +372,25 @@ class ToolBlock:
             self._held_from = None
             self._state = self._between
         return True
+
+
+def _string_after(text: str, state: str) -> str:
+    """Where JSON stands behind ``text``: "" outside its strings, a quote in one, a backslash in an escape."""
+    at = 0
+    while at < len(text):
+        if state == "\\":
+            at, state = at + 1, '"'
+        elif state:
+            match = _STRING_END.search(text, at)
+            if match is None:
+                return state
+            at, state = match.end(), "" if match[0] == '"' else "\\"
+        else:
+            at = text.find('"', at) + 1
+            if not at:
+                return ""
+            state = '"'
+    return state
 
 
 def _escape(text: str) -> str:

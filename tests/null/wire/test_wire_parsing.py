@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -191,6 +192,19 @@ def test_dsml_value_that_is_no_json_becomes_a_string(value):
     parser = run("v4", text)
     assert json.loads(parser.calls[0].arguments) == {"n": value}
     assert parser.calls[0].complete and parser.content == ""
+
+
+@pytest.mark.parametrize("size", [None, 1000])
+def test_end_tags_inside_an_open_string_cost_linear_time(size):
+    """Looking at the whole value again at each tag took seconds, on the event loop."""
+    inside = "a</｜DSML｜parameter>" * 4000
+    text = f'<｜DSML｜invoke name="search">\n<｜DSML｜parameter name="n" string="false">"{inside}'
+    before = time.process_time()
+    assert json.loads(run("v4", text + '"</｜DSML｜parameter></｜DSML｜invoke>', size=size).calls[0].arguments) == {
+        "n": inside
+    }
+    run("v4", text, size=size)
+    assert time.process_time() - before < 1.0  # 10 s
 
 
 def test_malformed_json_arguments_stay_as_written_and_do_not_swallow_the_end():
