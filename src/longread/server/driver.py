@@ -303,6 +303,7 @@ class EngineDriver:
             logger.debug("loading the model failed", exc_info=error)  # whoever waits for ``loaded`` gets it raised
             self._post(self._broke, error)
             return
+        self.stats = engine.stats()  # before anyone may read it: a pool that is free must not look full
         self._post(self._became_ready, engine)
         try:
             self._serve(engine)

@@ -162,6 +162,7 @@ class FakeEngine:
             prefix_cache_hits=counters.hits,
             prompt_tokens=counters.prompt_tokens,
             generation_tokens=counters.generation_tokens,
+            pages_free=self._info.num_pages,
         )
 
     def close(self) -> None:

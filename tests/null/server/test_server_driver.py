@@ -55,6 +55,13 @@ async def test_tokens_come_in_order_and_then_one_end() -> None:
         assert driver.stats.generation_tokens == 8
 
 
+async def test_the_stats_are_the_engines_before_the_first_step() -> None:
+    engine = FakeEngine()
+    async with driving(engine) as driver:
+        assert engine.steps == 0
+        assert driver.stats.pages_free == engine.info.num_pages
+
+
 async def test_cancel_ends_within_a_step_and_drops_late_tokens() -> None:
     gate = threading.Semaphore(0)
     engine = FakeEngine(gate=gate)
