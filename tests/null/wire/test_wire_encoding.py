@@ -22,6 +22,7 @@ HISTORY = [
     {"role": "tool", "tool_call_id": "b", "content": "RB"},
     {"role": "tool", "tool_call_id": "a", "content": "RA"},
 ]
+DROPPING = ("v3", "r1", "v3.1", "v3.2")
 DSML_CALLS = (
     "\n\n<[D][B]>\n"
     '<[D][I] name="f">\n<[D][P] name="x" string="true">1</[D][P]>\n<[D][P] name="y" string="false">[1, "é"]</[D][P]>\n'
@@ -186,12 +187,22 @@ def test_efforts():
         ("v4.1", {"chat_template_kwargs": {"reasoning_effort": 101}}, "got 101"),
         ("v4", {"chat_template_kwargs": {"reasoning_effort": 50}}, "got 50"),
         ("v4", {"reasoning_effort": "max", **thinking(False)}, "needs thinking"),
+        *((name, {"chat_template_kwargs": {"drop_thinking": False}}, "drop_thinking") for name in DROPPING),
     ],
 )
 def test_what_a_family_cannot_do_is_refused(name, fields, says):
     with pytest.raises(InvalidRequestError) as caught:
         render(name, [{"role": "user", "content": "hi"}], **fields)
     assert says in caught.value.message
+
+
+def test_dropping_reasoning_may_be_asked_for_anywhere():
+    ask = [{"role": "user", "content": "hi"}]
+    for name in ENCODINGS:
+        assert render(name, ask, chat_template_kwargs={"drop_thinking": True}).text == render(name, ask).text
+    for name in set(ENCODINGS) - set(DROPPING):
+        kept = render(name, HISTORY, chat_template_kwargs={"thinking": True, "drop_thinking": False}).text
+        assert "r1" in kept and "r1" not in render(name, HISTORY, **thinking(True)).text
 
 
 def test_request_wins_over_server_defaults():

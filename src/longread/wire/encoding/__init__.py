@@ -44,16 +44,21 @@ class ChatEncoding:
 # Thinking is on by default where vLLM's tokenizer for the family has it on (V4, V4.1), off for V3.1 and V3.2.
 # The aliases of effort names are vLLM's too; the preview of V4 has no level between "high" (no text) and "max".
 _ON = {"high": "high"}
+_V4 = {"high": "high", "max": "max"}
 _ALIASES_0731 = {"minimal": "low", "low": "low", "medium": "low", "high": "high", "xhigh": "high", "max": "max"}
 _ENCODINGS = (
     ChatEncoding(Abilities("v3", "never", False, {}), render_v3, "fenced"),
     ChatEncoding(Abilities("r1", "always", True, _ON), render_r1, "fenced"),
     ChatEncoding(Abilities("v3.1", "switch", False, _ON), render_v31, "bare"),
     ChatEncoding(Abilities("v3.2", "switch", False, _ON), render_v32, dsml.V32),
-    ChatEncoding(Abilities("v4", "switch", True, {"high": "high", "max": "max"}, "high"), render_v4, dsml.V4),
-    ChatEncoding(Abilities("v4-0731", "switch", True, _ALIASES_0731, "high"), render_v4_0731, dsml.V4),
+    ChatEncoding(Abilities("v4", "switch", True, _V4, "high", keeps_reasoning=True), render_v4, dsml.V4),
     ChatEncoding(
-        Abilities("v4.1", "switch", True, V41_EFFORTS, V41_EFFORTS["high"], numeric_effort=True), render_v41, dsml.V41
+        Abilities("v4-0731", "switch", True, _ALIASES_0731, "high", keeps_reasoning=True), render_v4_0731, dsml.V4
+    ),
+    ChatEncoding(
+        Abilities("v4.1", "switch", True, V41_EFFORTS, V41_EFFORTS["high"], numeric_effort=True, keeps_reasoning=True),
+        render_v41,
+        dsml.V41,
     ),
 )
 ENCODINGS = {encoding.name: encoding for encoding in _ENCODINGS}

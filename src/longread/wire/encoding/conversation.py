@@ -19,7 +19,8 @@ Thinking = Literal["never", "always", "switch"]
 @dataclass(frozen=True, slots=True)
 class Abilities:
     """What a family's encoding can express. ``efforts`` maps accepted names to the family's own levels (``none`` is
-    implied by "switch"); ``numeric_effort``: an integer from 1 to 100 is accepted too.
+    implied by "switch"); ``numeric_effort``: an integer from 1 to 100 is accepted too. ``keeps_reasoning``: reasoning
+    of earlier answers can stay in the prompt (``drop_thinking`` false).
     """
 
     name: str
@@ -28,6 +29,7 @@ class Abilities:
     efforts: Mapping[str, str | int]
     default_effort: str | int | None = None
     numeric_effort: bool = False
+    keeps_reasoning: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +87,8 @@ def conversation(
 ) -> Conversation:
     """Decide the switches. ``defaults`` are the server's own chat_template_kwargs; what the request says wins.
 
-    Raises InvalidRequestError for a switch or an effort that the family does not have, and for tool results that answer
-    no call.
+    Raises InvalidRequestError for a switch, an effort or a ``drop_thinking`` that the family does not have, and for
+    tool results that answer no call.
     """
     asked = request.chat_template_kwargs or ChatTemplateKwargs()
     thinking, effort = _decide(request.reasoning_effort, asked, defaults or ChatTemplateKwargs(), abilities)
@@ -94,6 +96,12 @@ def conversation(
     _check_tool_results(turns)
     final = bool(request.continue_final_message)
     drop = next((k.drop_thinking for k in (asked, defaults) if k is not None and k.drop_thinking is not None), True)
+    if not drop and not abilities.keeps_reasoning:
+        raise InvalidRequestError(
+            f"drop_thinking: encoding {abilities.name} always drops the reasoning of earlier answers, got False; "
+            "leave it out",
+            "chat_template_kwargs.drop_thinking",
+        )
     return Conversation(
         turns=turns,
         tools=tuple(tool.function for tool in request.offered_tools),
