@@ -68,8 +68,9 @@ class ChatChoice:
 
     @property
     def finish_reason(self) -> str:
-        reason = self.text.finish_reason
-        return "tool_calls" if reason == "stop" and self._parser.calls else reason
+        """ "tool_calls" only where every call is whole: a client runs what is announced so."""
+        reason, calls = self.text.finish_reason, self._parser.calls
+        return "tool_calls" if reason == "stop" and calls and all(call.complete for call in calls) else reason
 
     @property
     def stop_reason(self) -> str | int | None:
@@ -100,7 +101,9 @@ async def create(request: Request) -> Response:
     prompt = await offload(len(body), lambda: prepare(state, body))
     answer_id = new_id("chatcmpl")
     after = state.tokenizer.id_of(END_THINK) if prompt.in_reasoning else None
-    subscription = await start(state, engine_requests(prompt.fields, [prompt.ids], answer_id, grammar_after=after))
+    subscription = await start(
+        state, engine_requests(prompt.fields, [prompt.ids], answer_id, grammar_after=after), "messages"
+    )
     choices = [ChatChoice(i, state, prompt) for i in range(prompt.fields.choices)]
     if prompt.fields.stream:
         chunks = stream(state, subscription, choices, prompt, answer_id)

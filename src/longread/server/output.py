@@ -22,6 +22,7 @@ class ChoiceText:
     def __init__(self, tokenizer: Tokenizer, fields: GenerateFields):
         self._detokenizer = IncrementalDetokenizer(tokenizer, skip_special=fields.skip_special_tokens is not False)
         self._stops = StopChecker(fields.stop or (), include=bool(fields.include_stop_str_in_output))
+        self._min_tokens = fields.min_tokens or 0
         self.token_ids: list[int] = []
         self.ended: FinishEvent | None = None
         self._taken = 0
@@ -34,14 +35,17 @@ class ChoiceText:
     def push(self, event: TokenEvent) -> str:
         """The text that is certain now."""
         self.token_ids.append(event.token_id)
-        return self._stops.push(self._detokenizer.push(event.token_id))
+        return self._check(self._detokenizer.push(event.token_id))
 
     def finish(self, event: FinishEvent, subscription: Subscription) -> str:
         """The last text. Raises the error of a request that did not end by itself."""
         self.ended = event
         if self.matched is None and event.reason in ("failed", "cancelled"):
             raise _error_of(event, subscription)
-        return self._stops.push(self._detokenizer.flush()) + self._stops.flush()
+        return self._check(self._detokenizer.flush()) + self._stops.flush()
+
+    def _check(self, text: str) -> str:
+        return self._stops.push(text, stoppable=len(self.token_ids) > self._min_tokens)
 
     def take_new_ids(self) -> list[int]:
         """Ids since the last call."""

@@ -15,6 +15,7 @@ from longread.server.output import ChoiceText
 from longread.server.state import ServerState
 from longread.server.streaming import while_connected
 from longread.spec.engine import Event, FinishEvent, GenerationRequest, TokenEvent
+from longread.spec.errors import ContextLengthError
 from longread.wire.sampling import to_sampling
 from longread.wire.types import ChatRequest, CompletionRequest
 
@@ -43,14 +44,17 @@ def engine_requests(
     ]
 
 
-async def start(state: ServerState, requests: Sequence[GenerationRequest]) -> Subscription:
-    """Check and submit, all or none. Raises RequestError."""
+async def start(state: ServerState, requests: Sequence[GenerationRequest], prompt_field: str) -> Subscription:
+    """Check and submit, all or none. Raises RequestError; a prompt that is too long is ``prompt_field``'s fault."""
     # The choices of one prompt differ in their seed only.
     distinct = {request.prompt: request for request in requests}.values()
 
     def check() -> None:
-        for request in distinct:
-            state.driver.validate(request)
+        try:
+            for request in distinct:
+                state.driver.validate(request)
+        except ContextLengthError as error:
+            raise ContextLengthError(error.message, param=prompt_field) from None
 
     if any(request.sampling.grammar is not None or len(request.prompt) > OFFLOAD_TOKENS for request in distinct):
         await asyncio.to_thread(check)  # compiling a schema, or looking at a million ids, takes long

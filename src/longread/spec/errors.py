@@ -120,9 +120,9 @@ class InvalidRequestError(RequestError):
 
 
 class ContextLengthError(RequestError):
-    """Prompt plus output cannot fit the model's context or the pool."""
+    """Prompt plus output cannot fit the model's context or the pool. ``param`` is the route's: it names the prompt."""
 
-    def __init__(self, message: str, param: str | None = "messages"):
+    def __init__(self, message: str, param: str | None = None):
         super().__init__(message, param=param, code="context_length_exceeded")
 
 

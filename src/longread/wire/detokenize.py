@@ -51,7 +51,8 @@ class StopChecker:
     """Ends a text at the first stop string, wherever chunk borders fall.
 
     "First" is the one that is complete first, as the text grows letter by letter; of several complete at the same
-    letter, the one that begins first. ``include``: the stop string itself stays in the text.
+    letter, the one that begins first. ``include``: the stop string itself stays in the text. Only a stop string that
+    pushed text with ``stoppable`` completes counts; it may begin in the text before (vLLM's min_tokens).
     """
 
     def __init__(self, stops: Sequence[str], *, include: bool = False):
@@ -60,15 +61,20 @@ class StopChecker:
         self._held = ""
         self.matched: str | None = None
 
-    def push(self, text: str) -> str:
+    def push(self, text: str, *, stoppable: bool = True) -> str:
         """The text that is now certain. Empty for ever once ``matched`` is set."""
         if self.matched is not None or not text:
             return ""
         if not self._stops:
             return text
+        seen = len(self._held)
         text = self._held + text
-        hits = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
-        if hits:
+        hits = [
+            (at + len(stop), at, stop)
+            for stop in self._stops
+            if (at := text.find(stop, max(0, seen + 1 - len(stop)))) >= 0
+        ]
+        if hits and stoppable:
             end, at, self.matched = min(hits)
             self._held = ""
             return text[:end] if self._include else text[:at]

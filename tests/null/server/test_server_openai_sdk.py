@@ -117,6 +117,14 @@ def test_stop_string_across_tokens_ends_text_and_request(server: Serving, client
     assert "".join(c.choices[0].delta.content or "" for c in stream) == "one two three "
 
 
+def test_stop_strings_do_not_count_before_min_tokens(server: Serving, client: openai.OpenAI) -> None:
+    server.answers.text = "one END two END three"
+    least = len(server.answers.tokenizer.encode("one END two"))
+    for extra, text in (({}, "one "), ({"min_tokens": least}, "one END two ")):
+        answer = client.chat.completions.create(model=MODEL, messages=HELLO, stop="END", extra_body=extra)
+        assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == (text, "stop")
+
+
 def test_n_choices_have_their_own_seeds(server: Serving, client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(model=MODEL, messages=HELLO, n=3, seed=11, max_tokens=6)
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
@@ -169,6 +177,13 @@ def test_tool_calls(server: Serving, client: openai.OpenAI) -> None:
     assert (names, json.loads(arguments), reasons, text) == (
         ["get_weather"], {"city": "Bern"}, ["tool_calls"], "Let me look."
     )  # fmt: skip
+
+
+def test_a_call_that_broke_off_is_no_finished_call(server: Serving, client: openai.OpenAI) -> None:
+    server.answers.text = V31_CALL[: V31_CALL.index("Bern")]
+    answer = client.chat.completions.create(model=MODEL, messages=HELLO, tools=WEATHER)
+    assert answer.choices[0].message.tool_calls
+    assert answer.choices[0].finish_reason == "stop"
 
 
 def test_a_tool_turn_can_be_sent_back(server: Serving, client: openai.OpenAI) -> None:
@@ -294,7 +309,10 @@ def test_errors_are_the_sdks_own(client: openai.OpenAI) -> None:
     assert MODEL in unknown.value.message
     with pytest.raises(openai.BadRequestError) as too_long:
         client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "word " * 5000}])
-    assert too_long.value.code == "context_length_exceeded"
+    assert (too_long.value.code, too_long.value.param) == ("context_length_exceeded", "messages")
+    with pytest.raises(openai.BadRequestError) as too_many:
+        client.completions.create(model=MODEL, prompt=[5] * 4000, max_tokens=500)
+    assert (too_many.value.code, too_many.value.param) == ("context_length_exceeded", "prompt")
     assert "4096" in too_long.value.message
     with pytest.raises(openai.BadRequestError, match="temperature"):
         client.chat.completions.create(model=MODEL, messages=HELLO, temperature=9)

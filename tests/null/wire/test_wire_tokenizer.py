@@ -128,8 +128,8 @@ def test_a_missing_or_wrong_tokenizer_is_a_checkpoint_error(tmp_path):
         Tokenizer.open(tmp_path, bos_id=0, eos_id=1)
 
 
-def naive_stop(text, stops, include):
-    for end in range(len(text) + 1):
+def naive_stop(text, stops, include, free=0):
+    for end in range(free + 1, len(text) + 1):
         hits = [(end - len(s), s) for s in stops if text[:end].endswith(s)]
         if hits:
             at, stop = min(hits)
@@ -142,14 +142,16 @@ def naive_stop(text, stops, include):
     st.lists(st.text("ab", max_size=4), max_size=10),
     st.lists(st.text("abc", min_size=1, max_size=4), max_size=3),
     st.booleans(),
+    st.integers(0, 4),
 )
-def test_stop_strings_over_any_chunks(chunks, stops, include):
+def test_stop_strings_over_any_chunks(chunks, stops, include, free):
+    """``free``: so many chunks come first that no stop string may end in."""
     checker = StopChecker(stops, include=include)
     out = ""
-    for chunk in chunks:
-        out += checker.push(chunk)
+    for i, chunk in enumerate(chunks):
+        out += checker.push(chunk, stoppable=i >= free)
     out += checker.flush()
-    assert (out, checker.matched) == naive_stop("".join(chunks), stops, include)
+    assert (out, checker.matched) == naive_stop("".join(chunks), stops, include, len("".join(chunks[:free])))
 
 
 def test_stop_checker_holds_back_only_what_may_become_a_stop():
