@@ -154,6 +154,8 @@ class LocalEngine:
             pages_cached=cache.pages_cached,
             pages_held=cache.pages_held,
             snapshots_held=cache.snapshots_held,
+            pages_evicted=cache.pages_evicted,
+            snapshots_evicted=cache.snapshots_evicted,
         )
 
     def close(self) -> None:

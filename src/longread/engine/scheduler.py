@@ -224,6 +224,8 @@ class Scheduler:
                 self._cache.close(lease)
             entry.missed(available, running)
             return error
+        if not entry.preemptions:  # a resume finds its own pages, which says nothing of the prompts' common prefixes
+            self._cache.count_lookup(lease)
         entry.timeline.lease = lease
         entry.chain = None
         self._waiting.remove(entry)

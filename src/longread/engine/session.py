@@ -159,6 +159,7 @@ class Session:
         except OverloadedError:
             self._reset()
             raise
+        self._cache.count_lookup(lease)
         return lease
 
     def _compute(self) -> None:

@@ -68,7 +68,7 @@ class KVCache:
         self.free_slots = list(range(num_slots - 1, -1, -1))
         self.num_slots = num_slots
         self.leases: dict[int, Lease] = {}  # by slot
-        self.prefix_queries = 0  # tokens asked for by opened prompts
+        self.prefix_queries = 0  # tokens of the prompts that ``count_lookup`` was told of
         self.prefix_hits = 0  # tokens of them that were reused
         self.pages_evicted = 0
         self.snapshots_evicted = 0
@@ -88,11 +88,6 @@ class KVCache:
     @property
     def snapshots_held(self) -> int:
         return len(self.snapshots.owners)
-
-    @property
-    def max_tokens_per_lease(self) -> int:
-        """What one sequence alone can hold, since everything cached can be evicted for it."""
-        return self.pool.count * PAGE_TOKENS
 
     def chain(self, tokens: Sequence[int] | TokenChain) -> TokenChain:
         """Convert a prompt once; ``match``, ``pending`` and ``open`` then hash no page of it twice."""
@@ -194,10 +189,16 @@ class KVCache:
         lease.cached_tokens = landing.tokens
         lease.tokens = list(chain.ids[: landing.tokens])
         lease.hashes = [entry.key for entry in landing.whole]
-        if self.enable_prefix_caching:
-            self.prefix_queries += len(chain)
-            self.prefix_hits += landing.tokens
         return lease
+
+    def count_lookup(self, lease: Lease) -> None:
+        """Count the prompt that ``lease`` was opened with in ``prefix_queries`` and ``prefix_hits``.
+
+        The caller does so once a prompt: a retry or a resume after preemption finds mostly its own pages.
+        """
+        if self.enable_prefix_caching:
+            self.prefix_queries += len(lease.prompt)
+            self.prefix_hits += lease.cached_tokens
 
     def reserve(self, lease: Lease, tokens_total: int) -> None:
         """Give the lease pages for positions < ``tokens_total``, evicting what was used least recently.

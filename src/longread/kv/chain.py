@@ -40,12 +40,6 @@ class TokenChain:
             self._hashes.append(page_hash(parent, self.ids[done * PAGE_TOKENS : (done + 1) * PAGE_TOKENS]))
         return self._hashes[page]
 
-    def prefix(self, length: int) -> "TokenChain":
-        """The first ``length`` tokens, with the hashes that are known already."""
-        chain = TokenChain(self.root, self.ids[:length])
-        chain._hashes = self._hashes[: length // PAGE_TOKENS]
-        return chain
-
 
 def encode(tokens: Sequence[int]) -> bytes:
     """Token ids as int32 bytes, as ``TokenChain.run`` gives them."""

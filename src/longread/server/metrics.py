@@ -104,6 +104,8 @@ _GAUGES = {
 _COUNTERS = {
     "prefix_cache_queries": "Prompt tokens looked up in the prefix cache.",
     "prefix_cache_hits": "Prompt tokens found in the prefix cache.",
+    "pages_evicted": "KV pages evicted to make room.",
+    "snapshots_evicted": "Ring snapshots evicted to make room.",
     "num_preemptions": "Requests preempted to free KV pages.",
     "prompt_tokens": "Prompt tokens of admitted requests.",
     "generation_tokens": "Tokens generated.",

@@ -98,7 +98,7 @@ Event = TokenEvent | FinishEvent
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What a caller may rely on. ``limits`` in tokens; ``max_request_tokens`` is what one request can hold at most."""
+    """What a caller may rely on. Lengths in tokens; ``max_request_tokens`` is what one request can hold at most."""
 
     model: str
     max_model_len: int
@@ -129,6 +129,8 @@ class EngineStats:
     pages_cached: int = 0
     pages_held: int = 0
     snapshots_held: int = 0
+    pages_evicted: int = 0
+    snapshots_evicted: int = 0
 
 
 class Engine(Protocol):

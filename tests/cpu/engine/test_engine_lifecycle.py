@@ -177,6 +177,22 @@ def test_times_stats_and_cached_tokens() -> None:
     assert stats.pages_free + stats.pages_cached == 16
 
 
+def test_a_resumed_request_is_looked_up_once_and_evictions_are_counted() -> None:
+    engine = toy_engine(num_pages=4, max_num_seqs=2)
+    engine.submit(GenerationRequest("r", prompt(300), GREEDY))
+    engine.step()
+    engine.step()
+    engine._core.scheduler.preempt_latest()
+    while engine.has_work():
+        engine.step()
+    stats = engine.stats()
+    assert (stats.num_preemptions, stats.prefix_cache_queries, stats.prefix_cache_hits) == (1, 300, 0)
+    assert (stats.pages_evicted, stats.snapshots_evicted) == (0, 0)
+    run(engine, *(GenerationRequest(f"n{i}", prompt(900, i), GREEDY) for i in range(4)))
+    stats = engine.stats()
+    assert stats.pages_evicted > 0 < stats.snapshots_evicted
+
+
 def test_same_prompts_at_once_are_computed_once() -> None:
     model = ToyModel(RING_GROUPS)
     engine = toy_engine(model=model)

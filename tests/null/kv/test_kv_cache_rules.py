@@ -9,7 +9,7 @@ import longread.kv.chain
 from longread.kv.cache import KVCache
 from longread.kv.lease import Lease, Match
 from longread.spec.errors import CapacityError
-from longread.spec.state import StateGroup
+from longread.spec.state import PAGE_TOKENS, StateGroup
 
 ROOT = b"root".ljust(16, b"\0")
 
@@ -40,6 +40,7 @@ def prefill(cache: KVCache, store: Contents, lease: Lease, prompt: list[int]) ->
 def read(cache: KVCache, store: Contents, prompt: list[int]) -> None:
     """Prefill and close; nothing is published for the turn's end."""
     lease = cache.open(prompt)
+    cache.count_lookup(lease)
     prefill(cache, store, lease, prompt)
     cache.close(lease)
     cache.check()
@@ -56,6 +57,8 @@ def test_the_same_prompt_again_costs_one_token(groups, length):
     prompt = tokens(length)
     read(cache, store, prompt)
     lease = cache.open(prompt)
+    assert cache.prefix_queries == length, "opening alone is no look-up: it may fail, or be a resume"
+    cache.count_lookup(lease)
     assert lease.cached_tokens == length - 1
     assert not store.differences(lease.pages, lease.tokens, digests(lease.tokens))
     prefill(cache, store, lease, prompt)
@@ -218,7 +221,7 @@ def test_a_sequence_alone_gets_every_page_even_under_published_children():
     compute(cache, store, lease, tokens(300, 5000))
     cache.close(other)
     assert (cache.pages_cached, cache.pages_held, cache.pages_free) == (2, 4, 2)
-    cache.reserve(lease, cache.max_tokens_per_lease)
+    cache.reserve(lease, cache.pool.count * PAGE_TOKENS)
     cache.check()
     assert cache.match([*prompt, 1]).cached_tokens == 0
     compute(cache, store, lease, tokens(212, 5300))  # the next full page publishes its own chain again
@@ -360,7 +363,7 @@ def test_capacity_errors_name_what_is_short():
     with pytest.raises(CapacityError, match="5 pages wanted, 4 of 4"):
         cache.reserve(lease, 1025)
     compute(cache, store, lease, tokens(600))
-    cache.reserve(lease, cache.max_tokens_per_lease)
+    cache.reserve(lease, cache.pool.count * PAGE_TOKENS)
     with pytest.raises(CapacityError, match="no page for the copy"):
         cache.fork(lease)
     cache.open([1])

@@ -178,7 +178,7 @@ class Walk(RuleBasedStateMachine):
     @rule()
     def fill_the_pool(self) -> None:
         """A sequence alone can have every page, whatever is cached."""
-        self.cache.reserve(self.leases[0], self.cache.max_tokens_per_lease)
+        self.cache.reserve(self.leases[0], self.cache.pool.count * PAGE_TOKENS)
         assert self.cache.pages_held == self.cache.pool.count
 
     def _prefill(self, lease: Lease, length: int, publish: bool) -> bool:
