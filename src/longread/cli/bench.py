@@ -5,6 +5,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from longread.cli.checkpoint import spec_of
 from longread.cli.parser import Parser, count
 
 if TYPE_CHECKING:
@@ -35,16 +36,19 @@ def add_parser(commands: "_SubParsersAction[Parser]", name: str) -> None:
 
 
 def run_cpu(args: argparse.Namespace) -> int:
-    from longread.measure import cpu  # starts torch workers
-    from longread.weights.fixture import write_fixture
+    for checkpoint in args.checkpoints:
+        spec_of(checkpoint)  # before the first is measured for minutes
+    from longread.measure import cpu  # loads rich
 
     settings = cpu.Settings(args.context, args.decode_context, args.new_tokens, args.rounds)
     if args.checkpoints:
         cpu.run(args.checkpoints, settings, args.output)
         return 0
+    from longread.weights.fixture import write_fixture  # loads torch
+
     with tempfile.TemporaryDirectory(prefix="longread-bench-") as folder:
         paths = [Path(folder) / kind for kind in cpu.SHAPES]
         for path in paths:
-            write_fixture(path, path.name, **cpu.SHAPES[path.name])
+            write_fixture(path, path.name, 0, False, 1, **cpu.SHAPES[path.name])
         cpu.run(paths, settings, args.output)
     return 0

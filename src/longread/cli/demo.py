@@ -37,8 +37,9 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("no *.md file in this folder: name a text file, longread demo FILE")
     from longread.measure import demo
 
+    text = demo.read_documents(files)  # before the fixtures: a file that cannot be read is told at once
     if args.checkpoint:
-        demo.run(args.checkpoint, files, args.max_tokens)
+        demo.run(args.checkpoint, text, args.max_tokens)
         return 0
     from longread.weights.fixture import write_fixture  # loads torch
 
@@ -46,5 +47,5 @@ def run(args: argparse.Namespace) -> int:
         paths = [Path(folder) / kind for kind in KINDS]
         for path in paths:
             write_fixture(path, path.name)
-        demo.run(paths, files, args.max_tokens)
+        demo.run(paths, text, args.max_tokens)
     return 0

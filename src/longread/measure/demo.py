@@ -55,14 +55,13 @@ class Row:
     planned: int | None
 
 
-def run(checkpoints: list[Path], files: list[Path], max_tokens: int = 64) -> None:
-    """Ask ``QUESTIONS`` about the joined ``files`` of each checkpoint in turn and print one table.
+def run(checkpoints: list[Path], text: str, max_tokens: int = 64) -> None:
+    """Ask ``QUESTIONS`` about ``text`` of each checkpoint in turn and print one table.
 
-    Raises ConfigError for a file that cannot be read, DemoError when a server fails.
+    Raises DemoError when a server fails.
     """
     console = Console()
-    text = read_documents(files)
-    console.print(f"{len(files)} file(s), {len(text):,} characters, asked twice of {len(checkpoints)} tiny checkpoints")
+    console.print(f"{len(text):,} characters, asked twice of {len(checkpoints)} tiny checkpoints")
     console.print(
         "[yellow]These checkpoints are untrained (random weights): the answers are noise, the figures are real.[/]"
     )
