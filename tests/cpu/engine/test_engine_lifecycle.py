@@ -178,7 +178,7 @@ def test_times_stats_and_cached_tokens() -> None:
 
 
 def test_a_resumed_request_is_looked_up_once_and_evictions_are_counted() -> None:
-    engine = toy_engine(num_pages=4, max_num_seqs=2)
+    engine = toy_engine(num_pages=4, max_num_seqs=2, num_snapshots=2)
     engine.submit(GenerationRequest("r", prompt(300), GREEDY))
     engine.step()
     engine.step()
