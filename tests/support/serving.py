@@ -17,7 +17,7 @@ from longread.server.options import ServerOptions
 from longread.server.runner import Server, bind, url
 from longread.server.state import ServerState
 from longread.spec.engine import GenerationRequest
-from longread.wire.encoding import encoding_for
+from longread.wire.encoding import ENCODINGS
 from longread.wire.tokenizer import Tokenizer
 
 MODEL = "fake"
@@ -73,8 +73,7 @@ def make_state(
 
     metrics = ServerMetrics(MODEL, read)
     driver = EngineDriver(make, max_num_queued_reqs=options.max_num_queued_reqs, observer=metrics)
-    chat = encoding_for(encoding, family="deepseek_v3", label="fixture", has_think=tokenizer.has("<think>"))
-    return ServerState(driver, metrics, tokenizer, chat, options, (MODEL,), "0.0.0")
+    return ServerState(driver, metrics, tokenizer, ENCODINGS[encoding], options, (MODEL,), "0.0.0")
 
 
 @contextmanager

@@ -25,9 +25,10 @@ from longread.spec.config import EngineOptions, ResolvedConfig
 from longread.spec.engine import Engine, EngineInfo, EngineStats
 from longread.spec.errors import ConfigError, InvalidRequestError
 from longread.spec.model import ModelSpec
-from longread.wire.encoding import encoding_for
+from longread.wire.encoding import ChatEncoding, encoding_for
+from longread.wire.encoding.conversation import conversation
 from longread.wire.tokenizer import Tokenizer
-from longread.wire.types import ChatTemplateKwargs, validate
+from longread.wire.types import ChatRequest, ChatTemplateKwargs, validate
 
 STOP_SECONDS = 10.0  # for a load that was interrupted: it ends at the next tensor
 
@@ -44,10 +45,12 @@ def serve_checkpoint(
     spec = spec_of(path)
     resolved = resolve(options, spec, probe_machine())
     tokenizer = Tokenizer.open(path, bos_id=spec.bos_id, eos_id=spec.eos_id)
-    encoding = encoding_for(chat_encoding, spec.family, path.resolve().name, has_think=tokenizer.has("<think>"))
-    defaults = _template_defaults(template_defaults)
+    encoding, why = encoding_for(
+        chat_encoding, spec.family, spec.label, path.resolve().name, has_think=tokenizer.has("<think>")
+    )
+    defaults = checked_defaults(template_defaults, encoding)
     names = http.served_model_name or (resolved.served_model_name,)
-    _say(f"{spec.label} from {path}", *config_lines(resolved), f"  chat encoding {encoding.name}")
+    _say(f"{spec.label} from {path}", *config_lines(resolved), f"  chat encoding {encoding.name} ({why})")
     listener = bind(http.host, http.port)
     address = url(listener)
     if http.exposed:
@@ -75,9 +78,17 @@ def serve_checkpoint(
         driver.join(STOP_SECONDS)
 
 
-def _template_defaults(given: Mapping[str, object]) -> ChatTemplateKwargs | None:
+def checked_defaults(given: Mapping[str, object], encoding: ChatEncoding) -> ChatTemplateKwargs | None:
+    """``--default-chat-template-kwargs``, tried on one question: what this encoding cannot do is found at the start and
+    not by every user. Raises ConfigError.
+    """
+    if not given:
+        return None
+    question = validate(ChatRequest, {"messages": [{"role": "user", "content": "?"}]})
     try:
-        return validate(ChatTemplateKwargs, given) if given else None
+        defaults = validate(ChatTemplateKwargs, given)
+        conversation(question, encoding.abilities, defaults)
+        return defaults
     except InvalidRequestError as error:
         raise ConfigError(f"--default-chat-template-kwargs: {error}") from error
 

@@ -3,6 +3,7 @@
 import pytest
 
 from longread.spec.errors import ConfigError, InvalidRequestError
+from longread.spec.releases import label_for, release
 from longread.wire.encoding import ENCODING_NAMES, ENCODINGS, dsml, encoding_for
 from longread.wire.encoding.conversation import conversation
 from longread.wire.encoding.pieces import Piece, PieceWriter
@@ -292,26 +293,39 @@ def test_writer_joins_text_and_splits_templates():
 
 
 @pytest.mark.parametrize(
-    ("family", "label", "has_think", "expected"),
+    ("family", "label", "folder", "has_think", "expected", "why"),
     [
-        ("deepseek_v2", "DeepSeek-V2-Lite", False, "v3"),
-        ("deepseek_v3", "DeepSeek-V3-0324", False, "v3"),
-        ("deepseek_v3", "DeepSeek-V3.1", True, "v3.1"),
-        ("deepseek_v3", "deepseek-r1-0528", True, "r1"),
-        ("deepseek_v32", "x", True, "v3.2"),
-        ("deepseek_v4", "DeepSeek-V4-Flash", True, "v4"),
-        ("deepseek_v4", "DeepSeek-V4-Pro-0813", True, "v4-0731"),
-        ("deepseek_v41", "x", True, "v4.1"),
+        ("deepseek_v2", "DeepSeek-V2-Lite", "x", False, "v3", "the only one of deepseek_v2"),
+        ("deepseek_v32", "DeepSeek-V3.2", "my-r1", True, "v3.2", "the only one"),
+        ("deepseek_v41", "custom deepseek_v41", "x", True, "v4.1", "the only one"),
+        ("deepseek_v3", "DeepSeek-V3.1", "distilled-r1", True, "v3.1", "config.json is that of DeepSeek-V3.1"),
+        ("deepseek_v4", "DeepSeek-V4-Flash", "copy-0731", True, "v4", "config.json is that of DeepSeek-V4-Flash"),
+        ("deepseek_v4", "DeepSeek-V4-Flash-0731", "checkpoint", True, "v4-0731", "that of DeepSeek-V4-Flash-0731"),
+        ("deepseek_v4", "DeepSeek-V4-Pro-0813", "checkpoint", True, "v4-0731", "that of DeepSeek-V4-Pro-0813"),
+        ("deepseek_v4", "custom deepseek_v4", "tuned-0731", True, "v4-0731", "a guess: the folder's name says 0731"),
+        ("deepseek_v4", "custom deepseek_v4", "tuned", True, "v4", "a guess: config.json is no known release's"),
+        ("deepseek_v3", "DeepSeek-V3", "DeepSeek-V3-0324", False, "v3", "a guess: V3 and R1 have the same config"),
+        ("deepseek_v3", "DeepSeek-V3", "DeepSeek-V3-0324", True, "v3", "the folder's name says V3"),
+        ("deepseek_v3", "DeepSeek-V3", "deepseek_r1-0528", True, "r1", "the folder's name says R1"),
+        ("deepseek_v3", "DeepSeek-V3", "checkpoint", True, "r1", "the vocabulary has <think>"),
+        ("deepseek_v3", "custom deepseek_v3", "checkpoint", True, "v3.1", "a guess: config.json is no known release's"),
     ],
 )
-def test_auto_choice(family, label, has_think, expected):
-    assert encoding_for("auto", family, label, has_think=has_think).name == expected
-    assert encoding_for("v3", family, label, has_think=has_think).name == "v3"
+def test_auto_choice(family, label, folder, has_think, expected, why):
+    encoding, said = encoding_for("auto", family, label, folder, has_think=has_think)
+    assert encoding.name == expected and why in said
+    assert ("--chat-encoding settles it" in said) == ("a guess" in said)
+    assert encoding_for("v3", family, label, folder, has_think=has_think).encoding.name == "v3"
+
+
+def test_releases_that_the_config_tells_apart_are_labelled_so():
+    for name in ("DeepSeek-V3.1", "DeepSeek-V4-Flash-0731", "DeepSeek-V4-Pro-0813"):
+        assert label_for(release(name)) == name
 
 
 def test_unknown_encoding_is_refused_with_the_list():
     with pytest.raises(ConfigError) as caught:
-        encoding_for("v5", "deepseek_v4", "x", has_think=True)
+        encoding_for("v5", "deepseek_v4", "x", "x", has_think=True)
     assert all(name in str(caught.value) for name in ENCODING_NAMES)
 
 

@@ -1,13 +1,13 @@
 """DeepSeek's chat encodings: which family renders how, thinks how, and writes its tool calls how.
 
 One file a family. This module knows the table of families and nothing of HTTP. The table is the whole answer to "what
-does this checkpoint speak": an explicit ``--chat-encoding``, or ``auto``, which decides by model family, by the release
-in the label, and for V3's architecture (shared by V3, R1 and V3.1) by label first and vocabulary second.
+does this checkpoint speak": an explicit ``--chat-encoding``, or ``auto``, which decides by what config.json is known to
+be, and guesses by the folder's name and the vocabulary only where releases share a config.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from longread.spec.errors import ConfigError
 from longread.wire.encoding import dsml
@@ -65,26 +65,58 @@ ENCODINGS = {encoding.name: encoding for encoding in _ENCODINGS}
 ENCODING_NAMES = ("auto", *ENCODINGS)
 
 
-def encoding_for(name: str, family: str, label: str, *, has_think: bool) -> ChatEncoding:
-    """The encoding that ``--chat-encoding name`` means for a model.
+# What config.json alone decides. V3, V3-0324, R1 and R1-0528 share one config and are not here.
+_BY_FAMILY = {"deepseek_v2": "v3", "deepseek_v32": "v3.2", "deepseek_v41": "v4.1"}
+_BY_RELEASE = {
+    "DeepSeek-V3.1": "v3.1",
+    "DeepSeek-V4-Flash": "v4",
+    "DeepSeek-V4-Pro": "v4",
+    "DeepSeek-V4-Flash-0731": "v4-0731",
+    "DeepSeek-V4-Pro-0813": "v4-0731",
+}
 
-    ``has_think``: the vocabulary has ``<think>`` as a token. ``auto`` picks v3.2, v4.1 by family; v4-0731 where a V4
-    label names release 0731 or 0813, else v4; for V3's architecture r1 where the label says R1, v3 where the vocabulary
-    has no ``<think>``, else v3.1; v3 for V2. Raises ConfigError for an unknown name.
+
+class Choice(NamedTuple):
+    """``why`` is for the operator; a choice that the checkpoint does not settle says that it is a guess."""
+
+    encoding: ChatEncoding
+    why: str
+
+
+def encoding_for(name: str, family: str, label: str, folder: str, *, has_think: bool) -> Choice:
+    """The encoding that ``--chat-encoding name`` means for a model, and why.
+
+    ``label``: the spec's, which is a release's name where config.json is exactly that release's. ``folder``: the
+    checkpoint folder's name, asked only where the config leaves it open. ``has_think``: the vocabulary has ``<think>``
+    as a token. Raises ConfigError for an unknown name.
     """
     if name != "auto":
         if name not in ENCODINGS:
             raise ConfigError(f"--chat-encoding must be one of {', '.join(ENCODING_NAMES)}, got {name!r}")
-        return ENCODINGS[name]
-    words = label.lower()
-    if family == "deepseek_v41":
-        chosen = "v4.1"
-    elif family == "deepseek_v4":
-        chosen = "v4-0731" if "0731" in words or "0813" in words else "v4"
-    elif family == "deepseek_v32":
-        chosen = "v3.2"
-    elif family == "deepseek_v3" and has_think:
-        chosen = "r1" if "r1" in words.replace("_", "-").split("-") else "v3.1"
-    else:
-        chosen = "v3"
-    return ENCODINGS[chosen]
+        return Choice(ENCODINGS[name], "as --chat-encoding says")
+    if family in _BY_FAMILY:
+        return Choice(ENCODINGS[_BY_FAMILY[family]], f"the only one of {family}")
+    if label in _BY_RELEASE:
+        return Choice(ENCODINGS[_BY_RELEASE[label]], f"config.json is that of {label}")
+    words = set(folder.lower().replace("_", "-").split("-"))
+    chosen, why = _guess_v4(words) if family == "deepseek_v4" else _guess_v3(label, words, has_think)
+    return Choice(ENCODINGS[chosen], f"a guess: {why}; --chat-encoding settles it")
+
+
+def _guess_v4(words: Set[str]) -> tuple[str, str]:
+    if words & {"0731", "0813"}:
+        return "v4-0731", "the folder's name says 0731 or 0813"
+    return "v4", "config.json is no known release's and the folder's name says neither 0731 nor 0813"
+
+
+def _guess_v3(label: str, words: Set[str], has_think: bool) -> tuple[str, str]:
+    same = "V3 and R1 have the same config.json" if label == "DeepSeek-V3" else "config.json is no known release's"
+    if "r1" in words:
+        return "r1", f"{same} and the folder's name says R1"
+    if not has_think:
+        return "v3", f"{same} and the vocabulary has no <think>"
+    if label != "DeepSeek-V3":
+        return "v3.1", f"{same} and the vocabulary has <think>"
+    if "v3" in words:
+        return "v3", f"{same} and the folder's name says V3"
+    return "r1", f"{same} and the vocabulary has <think>"

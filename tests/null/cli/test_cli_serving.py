@@ -1,0 +1,31 @@
+"""What ``longread serve`` finds out before it opens the port."""
+
+import pytest
+
+from longread.cli.serving import checked_defaults
+from longread.spec.errors import ConfigError
+from longread.wire.encoding import ENCODINGS
+
+
+@pytest.mark.parametrize(
+    ("encoding", "given", "says"),
+    [
+        ("r1", {"thinking": False}, "thinking cannot be switched off"),
+        ("v3", {"enable_thinking": True}, "no thinking mode"),
+        ("v4", {"reasoning_effort": "low"}, "knows none, high, max, got 'low'"),
+        ("v4.1", {"reasoning_effort": 101}, "got 101"),
+        ("v3.1", {"drop_thinking": False}, "always drops"),
+        ("v4", {"thinking": "yes"}, "got 'yes'"),
+        ("v4", {"thunking": True}, "thunking"),
+    ],
+)
+def test_defaults_that_the_encoding_cannot_do_are_refused(encoding: str, given: dict[str, object], says: str) -> None:
+    with pytest.raises(ConfigError, match="--default-chat-template-kwargs") as caught:
+        checked_defaults(given, ENCODINGS[encoding])
+    assert says in str(caught.value)
+
+
+def test_defaults_that_work_are_kept() -> None:
+    assert checked_defaults({}, ENCODINGS["v3"]) is None
+    defaults = checked_defaults({"thinking": True, "reasoning_effort": "max", "drop_thinking": False}, ENCODINGS["v4"])
+    assert defaults is not None and defaults.reasoning_effort == "max"
