@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from longread.engine.grammar import GrammarCompiler, GrammarState
+from longread.engine.grammar import GrammarCompiler
 from longread.engine.runner import Runner
 from longread.engine.sampling_state import SamplingState
 from longread.engine.scheduler import Scheduler
@@ -41,16 +41,20 @@ class Core:
 
         On the engine's thread: a missing seed is the next one of the engine's own draws.
         """
-        grammar = self.grammar(params)
+        grammar = None
+        if params.grammar is not None:
+            grammar = self._compiler().start(params.grammar, params.grammar_after)
         seed = self.draws.getrandbits(64) if params.seed is None else params.seed
         return SamplingState(params, prompt, self.info.eos_id, seed, grammar)
 
-    def grammar(self, params: SamplingParams) -> GrammarState | None:
-        """Compile (or find) the grammar, from any thread. Raises InvalidRequestError."""
-        if params.grammar is None:
-            return None
+    def prepare_grammar(self, params: SamplingParams) -> None:
+        """Compile the grammar unless it is, from any thread. Raises InvalidRequestError."""
+        if params.grammar is not None:
+            self._compiler().prepare(params.grammar)
+
+    def _compiler(self) -> GrammarCompiler:
         if self.grammars is None:
             raise InvalidRequestError(
                 "structured output needs the checkpoint's tokenizer.json", param="response_format"
             )
-        return self.grammars.start(params.grammar, params.grammar_after)
+        return self.grammars

@@ -44,7 +44,7 @@ class LocalEngine:
     def validate(self, request: GenerationRequest) -> None:
         """Check limits, ids, sampling and grammar. Raises RequestError; changes nothing; callable from any thread."""
         check_request(request, self._info)
-        self._core.grammar(request.sampling)
+        self._core.prepare_grammar(request.sampling)
 
     def submit(self, request: GenerationRequest) -> None:
         """Accept a request; it starts with a coming step. Raises RequestError, and then nothing is kept."""

