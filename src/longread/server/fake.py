@@ -21,7 +21,8 @@ from longread.spec.engine import (
     RequestTimes,
     TokenEvent,
 )
-from longread.spec.errors import ContextLengthError, InvalidRequestError
+from longread.spec.errors import InvalidRequestError
+from longread.spec.limits import check_request
 from longread.spec.state import PAGE_TOKENS
 
 Script = Callable[[GenerationRequest], Sequence[int] | None]
@@ -100,20 +101,11 @@ class FakeEngine:
 
     def validate(self, request: GenerationRequest) -> None:
         """Raises ContextLengthError or InvalidRequestError; changes nothing."""
-        limit, sampling = self._info.max_request_tokens, request.sampling
-        if not request.prompt:
-            raise InvalidRequestError("the prompt is empty: give at least one token", param="prompt")
-        if len(request.prompt) + max(1, sampling.max_tokens or 1) > limit:
-            raise ContextLengthError(
-                f"this model's limit is {limit} tokens, but the request has {len(request.prompt)} prompt tokens and "
-                f"asks for {max(1, sampling.max_tokens or 1)} more: shorten the prompt or lower max_tokens"
-            )
-        bad = next((t for t in request.prompt if not 0 <= t < self._info.vocab), None)
-        if bad is not None:
-            raise InvalidRequestError(f"token id {bad} is outside 0..{self._info.vocab - 1}", param="prompt")
-        if sampling.grammar is not None and sampling.grammar.kind == "json_schema":
+        check_request(request, self._info)
+        grammar = request.sampling.grammar
+        if grammar is not None and grammar.kind == "json_schema":
             try:
-                schema = json.loads(sampling.grammar.value)
+                schema = json.loads(grammar.value)
             except json.JSONDecodeError as error:
                 raise InvalidRequestError(f"the JSON schema is not JSON: {error}", param="response_format") from error
             if not isinstance(schema, dict | bool) or (isinstance(schema, dict) and schema.get("type") == "bad"):

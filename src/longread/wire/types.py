@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from longread.spec.errors import InvalidRequestError
+from longread.spec.limits import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_IDS
 from longread.wire.fields import (
     FUNCTION_NEUTRAL,
     IGNORED,
@@ -24,7 +25,6 @@ from longread.wire.fields import (
     RENAMED,
 )
 
-MAX_LOGPROBS = 20
 MAX_CHOICES = 128
 MAX_STOPS = 64
 MAX_TOOLS = 1024
@@ -227,9 +227,11 @@ class GenerateFields(WireModel):
     repetition_penalty: float | None = Field(default=None, gt=0.0, le=100.0, allow_inf_nan=False)
     presence_penalty: float | None = Field(default=None, ge=-2.0, le=2.0, allow_inf_nan=False)
     frequency_penalty: float | None = Field(default=None, ge=-2.0, le=2.0, allow_inf_nan=False)
-    logit_bias: Annotated[dict[int, Bias] | None, BeforeValidator(_logit_bias)] = Field(default=None, max_length=1024)
+    logit_bias: Annotated[dict[int, Bias] | None, BeforeValidator(_logit_bias)] = Field(
+        default=None, max_length=MAX_LOGIT_BIAS
+    )
     stop: Stop = Field(default=None, max_length=MAX_STOPS)
-    stop_token_ids: list[TokenId] | None = Field(default=None, max_length=1024)
+    stop_token_ids: list[TokenId] | None = Field(default=None, max_length=MAX_STOP_IDS)
     include_stop_str_in_output: bool | None = None
     seed: int | None = Field(default=None, ge=-INT64 - 1, le=INT64)
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)

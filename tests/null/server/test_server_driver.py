@@ -11,7 +11,7 @@ import pytest
 from longread.server.driver import EngineDriver, Subscription
 from longread.server.fake import FakeEngine
 from longread.spec.engine import Event, FinishEvent, GenerationRequest, SamplingParams, TokenEvent
-from longread.spec.errors import ConfigError, ContextLengthError, EngineFailedError, OverloadedError
+from longread.spec.errors import ConfigError, ContextLengthError, EngineFailedError, OverloadedError, RequestError
 
 pytestmark = pytest.mark.anyio
 
@@ -112,6 +112,17 @@ async def test_a_request_that_the_engine_refuses_late_ends_with_that_error() -> 
         subscription = driver.submit([request("a", 100)])
         assert ends(await drain(subscription)) == {"a": ["failed"]}
         assert isinstance(subscription.refusals["a"], ContextLengthError)
+
+
+def test_the_fake_engine_accepts_what_the_real_one_accepts() -> None:
+    engine = FakeEngine(max_model_len=16, vocab=100)
+    for sampling, says in (
+        (SamplingParams(logprobs=21), "logprobs must lie in 0..20"),
+        (SamplingParams(stop_token_ids=(100,)), r"stop_token_ids must lie in 0..99"),
+        (SamplingParams(min_tokens=20), "max_model_len is 16 tokens"),
+    ):
+        with pytest.raises(RequestError, match=says):
+            engine.validate(GenerationRequest("a", (7, 8), sampling))
 
 
 async def test_the_queue_limit_refuses_all_or_none() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from longread.spec.engine import GrammarSpec, SamplingParams
 from longread.spec.errors import InvalidRequestError
+from longread.spec.limits import MAX_LOGIT_BIAS, MAX_STOP_IDS
 from longread.wire.body import MAX_CONTAINERS, MAX_DEPTH, parse_json
 from longread.wire.fields import IGNORED, JSON_SCHEMA_IGNORED, NEUTRAL
 from longread.wire.sampling import to_sampling
@@ -96,7 +97,9 @@ def test_a_hostile_body_is_refused_before_it_is_parsed():
         ({"stop": 3}, "stop", "got 3"),
         ({"stop": ["a"] * 65}, "stop", "at most 64"),
         ({"stop_token_ids": [-1]}, "stop_token_ids[0]", "got -1"),
+        ({"stop_token_ids": [5] * (MAX_STOP_IDS + 1)}, "stop_token_ids", f"at most {MAX_STOP_IDS}"),
         ({"logit_bias": {"x": 1}}, "logit_bias", "'x'"),
+        ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias", f"at most {MAX_LOGIT_BIAS}"),
         ({"logit_bias": {"7": 101}}, "logit_bias[7]", "got 101"),
         ({"seed": 2**63}, "seed", str(2**63)),
         ({"top_logprobs": 2}, None, "needs logprobs"),
