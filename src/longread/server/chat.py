@@ -125,8 +125,8 @@ def prepare(state: ServerState, body: bytes) -> ChatPrompt:
     fields = validate(ChatRequest, parse_json(body))
     model = state.check_model(fields.model)
     rendered = state.encoding.render(conversation(fields, state.encoding.abilities, state.template_defaults))
-    encoded = state.tokenizer.encode_prompt(rendered.pieces)
-    return ChatPrompt(fields, model, tuple(encoded.ids), rendered.in_reasoning)
+    ids = state.tokenizer.encode_prompt(rendered.pieces)
+    return ChatPrompt(fields, model, tuple(ids), rendered.in_reasoning)
 
 
 async def stream(

@@ -31,7 +31,7 @@ def _tokenize(state: ServerState, body: bytes) -> tuple[list[int], list[str] | N
     if isinstance(data, dict) and "messages" in data:
         fields = validate(TokenizeChatRequest, data)
         rendered = state.encoding.render(conversation(fields, state.encoding.abilities, state.template_defaults))
-        ids = list(state.tokenizer.encode_prompt(rendered.pieces).ids)
+        ids = state.tokenizer.encode_prompt(rendered.pieces)
     else:
         fields = validate(TokenizeTextRequest, data)
         bos = [] if fields.add_special_tokens is False else [state.tokenizer.bos_id]

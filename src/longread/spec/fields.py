@@ -55,12 +55,6 @@ class Fields:
             raise self.refuse(key, f"must be finite and {'>' if positive else '>='} {low}, not {number!r}")
         return number
 
-    def boolean(self, key: str) -> bool:
-        value = self.value(key)
-        if not isinstance(value, bool):
-            raise self.refuse(key, f"must be true or false, not {_shown(value)}")
-        return value
-
     def choice(self, key: str, choices: Iterable[str]) -> str:
         value, known = self.value(key), tuple(choices)
         if not isinstance(value, str) or value not in known:

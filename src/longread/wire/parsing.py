@@ -2,8 +2,8 @@
 
 Every piece of text ends up in exactly one of the three, or is a recognised tag. The rules, each tested:
 
-- ``</think>`` ends reasoning. Where it never comes, or nothing follows it, the reasoning is repeated as the content
-  (``fell_back``): a client that reads only content gets what there is, and streamed reasoning cannot be unsent.
+- ``</think>`` ends reasoning. Where it never comes, or nothing follows it, the reasoning is repeated as the
+  content: a client that reads only content gets what there is, and streamed reasoning cannot be unsent.
 - A second ``</think>`` (or a ``<think>``) is a tag as long as no content was written, later it is text.
 - Markup of tool calls counts only where tools are offered; otherwise it is text.
 - A call inside reasoning is a call if its name is an offered one, else it stays reasoning: it may be a quotation.
@@ -104,7 +104,6 @@ class OutputParser:
         self._content: list[str] = []
         self._events: list[ParseEvent] = []
         self.calls: list[ParsedCall] = []
-        self.fell_back = False
 
     @property
     def reasoning(self) -> str:
@@ -130,7 +129,6 @@ class OutputParser:
         self.text(self._buffer)
         self._buffer = ""
         if not self.calls and not self.content.strip() and self.reasoning.strip():
-            self.fell_back = True
             self._content.append(self.reasoning)
             self._events.append(ContentDelta(self.reasoning))
         return self._take()

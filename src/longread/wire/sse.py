@@ -14,7 +14,6 @@ from longread.wire.responses import Json, error_body
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
-CONTENT_TYPE = "text/event-stream; charset=utf-8"
 
 
 def event(data: Json) -> bytes:

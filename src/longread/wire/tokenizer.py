@@ -5,9 +5,7 @@ text is plain text). Everything a person wrote goes through the second. Knows fi
 templates. Encoding releases the interpreter lock, so long prompts may be encoded in a thread.
 """
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import orjson
@@ -15,14 +13,6 @@ from tokenizers import Tokenizer as RawTokenizer
 
 from longread.spec.errors import CheckpointError
 from longread.wire.encoding.pieces import Piece
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedPrompt:
-    """``neutralised``: how many special-token texts stood in plain text and were kept as plain text."""
-
-    ids: list[int]
-    neutralised: int
 
 
 def _byte_of_char() -> dict[str, int]:
@@ -33,23 +23,6 @@ def _byte_of_char() -> dict[str, int]:
 
 
 _BYTES: Mapping[str, int] = _byte_of_char()
-
-
-def _alternation(words: Iterable[str]) -> str:
-    """A pattern that matches any of the words, longest first, sharing prefixes: it is run over whole documents, where a
-    flat alternation of a thousand markers costs a thousand comparisons at each '<'.
-    """
-    heads: dict[str, list[str]] = {}
-    ends = False
-    for word in words:
-        if word:
-            heads.setdefault(word[0], []).append(word[1:])
-        else:
-            ends = True
-    if not heads:
-        return ""
-    body = "|".join(re.escape(head) + _alternation(tails) for head, tails in sorted(heads.items()))
-    return f"(?:{body})?" if ends else f"(?:{body})"
 
 
 class Tokenizer:
@@ -66,8 +39,6 @@ class Tokenizer:
         self._markup = {token["content"]: int(token["id"]) for token in added}
         self._contents = {i: content for content, i in self._markup.items()}
         self._hidden = frozenset(int(token["id"]) for token in added if token["special"])
-        pattern = _alternation(self._markup)
-        self._quoted = re.compile(pattern) if pattern else None
         self.vocab_size = self._marked.get_vocab_size(with_added_tokens=True)
         self.bos_id = bos_id
         self.eos_id = eos_id
@@ -114,11 +85,10 @@ class Tokenizer:
         """Ids of a text, without BOS. ``special``: markup inside the text becomes special tokens."""
         return list((self._marked if special else self._plain).encode(text, add_special_tokens=False).ids)
 
-    def encode_prompt(self, pieces: Sequence[Piece]) -> EncodedPrompt:
+    def encode_prompt(self, pieces: Sequence[Piece]) -> list[int]:
         """Ids of a rendered prompt. Markup that this vocabulary lacks (``<think>`` in V3) is written as plain text."""
         ids: list[int] = []
         pending: list[str] = []
-        neutralised = 0
 
         def flush() -> None:
             if pending:
@@ -129,17 +99,11 @@ class Tokenizer:
             token = self._markup.get(piece.text) if piece.markup else None
             if token is None:
                 pending.append(piece.text)
-                if not piece.markup:
-                    neutralised += self.count_markup(piece.text)
             else:
                 flush()
                 ids.append(token)
         flush()
-        return EncodedPrompt(ids, neutralised)
-
-    def count_markup(self, text: str) -> int:
-        """How many special-token texts a text quotes."""
-        return sum(1 for _ in self._quoted.finditer(text)) if self._quoted else 0
+        return ids
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of whole ids; bytes that are no UTF-8 become U+FFFD."""
@@ -163,7 +127,3 @@ class Tokenizer:
     def token_text(self, token_id: int) -> str:
         """One token for people and logprobs; a piece of a character shows as U+FFFD."""
         return self.token_bytes(token_id).decode(errors="replace")
-
-    def vocabulary(self) -> list[bytes]:
-        """The bytes of every id from 0 to ``vocab_size`` - 1, as a grammar library wants them."""
-        return [self.token_bytes(i) for i in range(self.vocab_size)]

@@ -6,7 +6,7 @@ import re
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from longread.wire.encoding import ENCODINGS
@@ -42,7 +42,7 @@ def run(name, text, *, thinking=False, tools=("search",), size=None, truncated=F
 
 def outcome(parser):
     calls = [(c.name, c.arguments, c.complete) for c in parser.calls]
-    return parser.reasoning, parser.content, calls, parser.fell_back
+    return parser.reasoning, parser.content, calls
 
 
 def fenced(*pairs):
@@ -81,7 +81,6 @@ def test_two_calls_with_text_around(name):
         ("search", {"q": "a<b"}, True),
         ("other", {"n": 2}, True),
     ]
-    assert not parser.fell_back
 
 
 @pytest.mark.parametrize("name", ENCODINGS)
@@ -100,7 +99,7 @@ def test_markup_without_offered_tools_is_text(name):
 
 @pytest.mark.parametrize("name", [n for n in ENCODINGS if n != "v3"])
 def test_reasoning_then_content(name):
-    assert outcome(run(name, "why</think>because", thinking=True)) == ("why", "because", [], False)
+    assert outcome(run(name, "why</think>because", thinking=True)) == ("why", "because", [])
 
 
 @pytest.mark.parametrize("name", [n for n in ENCODINGS if n != "v3"])
@@ -110,7 +109,6 @@ def test_no_answer_falls_back_to_the_reasoning(name, text, truncated):
     parser = run(name, text, thinking=True, truncated=truncated)
     assert parser.reasoning == "only reasoning"
     assert parser.content.strip() == "only reasoning"
-    assert parser.fell_back
 
 
 def test_v3_has_no_reasoning_tags():
@@ -311,7 +309,6 @@ FRAGMENTS = [
 TEXTS = st.lists(st.sampled_from(FRAGMENTS), max_size=14).map("".join)
 
 
-@settings(max_examples=400, deadline=None)
 @given(
     name=st.sampled_from(sorted(ENCODINGS)),
     text=TEXTS,
@@ -327,24 +324,22 @@ def test_any_split_gives_the_same_result(name, text, thinking, offered, truncate
     assert outcome(parts) == outcome(whole)
 
 
-@settings(max_examples=500, deadline=None)
 @given(
     name=st.sampled_from(sorted(ENCODINGS)),
-    fragments=st.lists(st.sampled_from([*FRAGMENTS, "Α", "Β", "Γ", "Δ", "Ε"]), max_size=20),
+    fragments=st.lists(st.sampled_from([*FRAGMENTS, *["Α"] * 5]), max_size=20),
     thinking=st.booleans(),
 )
 def test_no_letter_is_lost(name, fragments, thinking):
     """Letters strewn between tags and halves of tags all come out again, each once: only tags may disappear."""
-    marked = "".join(fragments)
+    marked = "".join(chr(ord("Α") + i) if part == "Α" else part for i, part in enumerate(fragments))
     parser = run(name, marked, thinking=thinking, tools=("search", "other"))
     reasoning, content = parser.reasoning, parser.content
-    if parser.fell_back:
+    if content.endswith(reasoning):  # no letter comes twice, so this is the reasoning repeated for want of an answer
         content = content[: len(content) - len(reasoning)]
     got = reasoning + content + "".join(c.name + c.arguments for c in parser.calls)
     assert sorted(c for c in got if "Α" <= c <= "Ω") == sorted(c for c in marked if "Α" <= c <= "Ω")
 
 
-@settings(max_examples=200, deadline=None)
 @given(name=st.sampled_from(sorted(ENCODINGS)), text=TEXTS)
 def test_without_tools_and_thinking_tags_the_text_is_unchanged(name, text):
     text = text.replace("think", "thought")

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from wiretok import v4_tokenizer
 
@@ -36,14 +36,12 @@ def test_round_trip(text):
     assert "".join(map(detok.push, ids)) + detok.flush() == text
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.text(max_size=60))
 def test_round_trip_of_any_text(text):
     tok = v4_tokenizer()
     assert tok.decode(tok.encode(text)) == text
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.lists(st.integers(0, 129279), max_size=30), st.booleans())
 def test_any_ids_stream_to_what_decode_gives(ids, skip):
     """Random ids are random bytes: broken characters, special tokens, holes."""
@@ -67,19 +65,16 @@ def test_special_text_becomes_special_only_when_asked():
     assert tok.encode("</think>", special=True) == [128822] == [tok.id_of("</think>")]
     plain = tok.encode("</think>")
     assert 128822 not in plain and tok.decode(plain) == "</think>"
-    encoded = tok.encode_prompt(
-        [Piece("<｜User｜>", True), Piece("<｜User｜> a </think>", False), Piece("</think>", True)]
-    )
-    assert encoded.ids[0] == 128803 and encoded.ids[-1] == 128822
-    assert encoded.ids.count(128803) == 1 and encoded.ids.count(128822) == 1
-    assert encoded.neutralised == 2
+    ids = tok.encode_prompt([Piece("<｜User｜>", True), Piece("<｜User｜> a </think>", False), Piece("</think>", True)])
+    assert ids[0] == 128803 and ids[-1] == 128822
+    assert ids.count(128803) == 1 and ids.count(128822) == 1
 
 
 def test_markup_that_the_vocabulary_lacks_is_text():
     tok = v4_tokenizer()
     assert not tok.has("<｜System｜>")
-    encoded = tok.encode_prompt([Piece("a", False), Piece("<｜System｜>", True), Piece("b", False)])
-    assert encoded.ids == tok.encode("a<｜System｜>b") and encoded.neutralised == 0
+    ids = tok.encode_prompt([Piece("a", False), Piece("<｜System｜>", True), Piece("b", False)])
+    assert ids == tok.encode("a<｜System｜>b")
 
 
 @pytest.mark.parametrize("name", ENCODINGS)
@@ -95,9 +90,8 @@ def test_piecewise_ids_equal_those_of_the_whole_string(name):
     ]
     request = validate(ChatRequest, {"messages": messages, "tools": [tool]})
     rendered = ENCODINGS[name].render(conversation(request, ENCODINGS[name].abilities))
-    encoded = tok.encode_prompt(rendered.pieces)
-    assert encoded.ids == tok.encode(rendered.text, special=True)
-    assert encoded.neutralised == 0
+    ids = tok.encode_prompt(rendered.pieces)
+    assert ids == tok.encode(rendered.text, special=True)
 
 
 def test_hidden_and_visible_special_tokens():
@@ -105,8 +99,7 @@ def test_hidden_and_visible_special_tokens():
     assert tok.decode([0, 128822, 1]) == "</think>"
     assert tok.decode([0], skip_special=False) == "<｜begin▁of▁sentence｜>"
     assert tok.token_bytes(10**9) == b"" and tok.token_text(128822) == "</think>"
-    vocabulary = tok.vocabulary()
-    assert len(vocabulary) == tok.vocab_size == 129280 and vocabulary[tok.encode("hi")[0]] == b"hi"
+    assert tok.vocab_size == 129280
 
 
 def test_a_missing_or_wrong_tokenizer_is_a_checkpoint_error(tmp_path):
@@ -137,7 +130,6 @@ def naive_stop(text, stops, include, free=0):
     return text, None
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     st.lists(st.text("ab", max_size=4), max_size=10),
     st.lists(st.text("abc", min_size=1, max_size=4), max_size=3),
