@@ -340,7 +340,7 @@ async def _close(running: Serving) -> None:
     await running.state.driver.close(0.1)
 
 
-async def test_a_thousand_requests_with_random_disconnects_leave_nothing(server: Serving) -> None:
+async def test_requests_with_random_disconnects_leave_nothing(server: Serving) -> None:
     chance = random.Random(5)
     server.answers.text = None
     host, port = server.url.removeprefix("http://").split(":")
@@ -371,8 +371,8 @@ async def test_a_thousand_requests_with_random_disconnects_leave_nothing(server:
             finally:
                 writer.transport.abort()
 
-    await asyncio.gather(*map(one, range(1000)))
-    assert endings["full"] > 200 and endings["left"] > 200, endings
+    await asyncio.gather(*map(one, range(250)))
+    assert endings["full"] > 50 and endings["left"] > 50, endings
     assert await asyncio.to_thread(wait_until, lambda: server.pending() == 0)
     assert await asyncio.to_thread(wait_until, lambda: not server.engine.has_work())
     assert httpx.post(server.url + CHAT, json=HELLO).status_code == 200
