@@ -1,18 +1,14 @@
 """What a checkpoint folder says about itself, without its weights."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from longread.spec.config_json import read_config, spec_from_config
 from longread.spec.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from longread.spec.model import ModelSpec
+from longread.spec.model import ModelSpec
 
 
-def spec_of(path: Path) -> "ModelSpec":
+def spec_of(path: Path) -> ModelSpec:
     """Raises CheckpointError when there is no such folder or config, UnsupportedModelError for what it asks."""
-    from longread.spec.config_json import read_config, spec_from_config
-
     if not path.is_dir():
         raise CheckpointError(f"{path}: no such folder; give the folder that holds config.json and *.safetensors")
     return spec_from_config(read_config(path))

@@ -9,6 +9,7 @@ from longread.cli.parser import Parser, UsageError, count, whole
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
+# As in weights/fixture.py, which loads torch: too slow for --help. A test holds the two together.
 KINDS = ("v2-lite", "v3", "v4-flash", "v4-pro")
 
 

@@ -4,23 +4,20 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from longread.cli.checkpoint import spec_of
+from longread.cli.describe import config_lines
+from longread.cli.engine_flags import add_memory_flags, options_from
 from longread.cli.parser import Parser
+from longread.plan.machine import probe_machine
+from longread.plan.resolve import resolve
+from longread.spec import count
+from longread.spec.config import ResolvedConfig
 from longread.spec.errors import LongreadError
+from longread.spec.model import ModelSpec
+from longread.spec.releases import release
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
-
-    from longread.spec.config import ResolvedConfig
-    from longread.spec.model import ModelSpec
-
-ENGINE_FLAGS = (
-    "max_model_len",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "kv_cache_memory_bytes",
-    "num_gpu_blocks_override",
-    "dtype",
-)
 
 
 def add_parser(commands: "_SubParsersAction[Parser]", name: str) -> None:
@@ -33,26 +30,15 @@ def add_parser(commands: "_SubParsersAction[Parser]", name: str) -> None:
     parser.add_argument(
         "model", metavar="CHECKPOINT|RELEASE", help="a checkpoint folder, or a public model such as V4-Flash"
     )
-    parser.add_argument("--max-model-len", metavar="N", help="tokens of prompt and output together; default: what fits")
-    parser.add_argument("--max-num-seqs", metavar="N", help="requests worked on at once; default: chosen")
-    parser.add_argument("--max-num-batched-tokens", metavar="N", help="tokens of one step; default: chosen")
-    parser.add_argument("--kv-cache-memory-bytes", metavar="SIZE", help="memory of the KV cache; default: chosen")
-    parser.add_argument("--num-gpu-blocks-override", metavar="N", help="exactly so many pages of 256 tokens")
-    parser.add_argument(
-        "--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help="type of weights and cache"
-    )
+    add_memory_flags(parser)
     parser.set_defaults(run=run, parser=parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Exit 1 when it does not fit; what the model is gets printed all the same."""
-    from longread.plan.machine import probe_machine
-    from longread.plan.resolve import resolve
-    from longread.spec.config import from_mapping
-
     spec = find_spec(args.model)
     print("\n".join(spec_lines(spec)))
-    options = from_mapping({"model": args.model, **{name: getattr(args, name) for name in ENGINE_FLAGS}})
+    options = options_from(args, args.model)
     try:
         resolved = resolve(options, spec, probe_machine())
     except LongreadError as error:
@@ -63,20 +49,14 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def find_spec(name: str) -> "ModelSpec":
+def find_spec(name: str) -> ModelSpec:
     """Of a checkpoint folder when there is one, else of a release. Raises ConfigError or CheckpointError."""
     if Path(name).is_dir():
-        from longread.cli.checkpoint import spec_of
-
         return spec_of(Path(name))
-    from longread.spec.releases import release
-
     return release(name)
 
 
-def spec_lines(spec: "ModelSpec") -> list[str]:
-    from longread.spec import count
-
+def spec_lines(spec: ModelSpec) -> list[str]:
     kv = count.kv_bytes_per_token(spec)
     lines = [
         f"{spec.label} ({spec.family}): {spec.layers} layers, vocabulary {spec.vocab:,}, {spec.max_position:,} tokens",
@@ -95,9 +75,7 @@ def spec_lines(spec: "ModelSpec") -> list[str]:
     return lines
 
 
-def memory_lines(resolved: "ResolvedConfig") -> list[str]:
-    from longread.cli.describe import config_lines
-
+def memory_lines(resolved: ResolvedConfig) -> list[str]:
     plan = resolved.memory
     parts = {
         "weights": plan.weights,

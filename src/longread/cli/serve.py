@@ -11,14 +11,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from longread.cli.engine_flags import add_memory_flags, add_serving_flags, options_from
 from longread.cli.parser import Parser, UsageError, whole
+from longread.server.options import ServerOptions
+from longread.spec.config import EngineOptions, parse_bytes
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
-    from longread.server.options import ServerOptions
-    from longread.spec.config import EngineOptions
-
+# As in wire/encoding, which loads pydantic: too slow for --help. A test holds the two together.
 ENCODINGS = ("auto", "v3", "r1", "v3.1", "v3.2", "v4", "v4-0731", "v4.1")
 SAFE_HOST = "127.0.0.1"
 
@@ -34,34 +35,12 @@ def add_parser(commands: "_SubParsersAction[Parser]", name: str) -> None:
     parser.add_argument(
         "checkpoint", metavar="CHECKPOINT", help="folder with config.json, tokenizer.json, *.safetensors"
     )
-    _add_engine(parser)
+    engine = parser.add_argument_group("engine")
+    add_memory_flags(engine)
+    add_serving_flags(engine)
     _add_http(parser)
     _add_chat(parser)
     parser.set_defaults(run=run, parser=parser)
-
-
-def _add_engine(parser: Parser) -> None:
-    group = parser.add_argument_group("engine")
-    group.add_argument("--max-model-len", metavar="N", help="tokens of prompt and output together; default: what fits")
-    group.add_argument("--max-num-seqs", metavar="N", help="requests worked on at once; default: chosen")
-    group.add_argument(
-        "--max-num-batched-tokens", metavar="N", help="tokens of one step, the prefill chunk; default: chosen"
-    )
-    group.add_argument("--kv-cache-memory-bytes", metavar="SIZE", help="memory of the KV cache; default: chosen")
-    group.add_argument("--num-gpu-blocks-override", metavar="N", help="exactly so many pages of 256 tokens")
-    group.add_argument(
-        "--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help="type of weights and cache"
-    )
-    group.add_argument("--seed", type=whole, default=0, help="seed of requests that bring none")
-    group.add_argument(
-        "--enable-prefix-caching",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="reuse what was read before",
-    )
-    group.add_argument(
-        "--snapshot-interval", metavar="N", default="32K", help="tokens between saved ring states of a long prompt"
-    )
 
 
 def _add_http(parser: Parser) -> None:
@@ -124,33 +103,13 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def engine_options(args: argparse.Namespace) -> "EngineOptions":
+def engine_options(args: argparse.Namespace) -> EngineOptions:
     """Raises ConfigError."""
-    from longread.spec.config import from_mapping
-
-    given = {
-        name: getattr(args, name)
-        for name in (
-            "max_model_len",
-            "max_num_seqs",
-            "max_num_batched_tokens",
-            "kv_cache_memory_bytes",
-            "num_gpu_blocks_override",
-            "dtype",
-            "seed",
-            "enable_prefix_caching",
-            "snapshot_interval",
-        )
-    }
-    name = args.served_model_name[0] if args.served_model_name else None
-    return from_mapping({"model": args.checkpoint, "served_model_name": name, **given})
+    return options_from(args, args.checkpoint, args.served_model_name[0] if args.served_model_name else None)
 
 
-def server_options(args: argparse.Namespace) -> "ServerOptions":
+def server_options(args: argparse.Namespace) -> ServerOptions:
     """Raises ConfigError."""
-    from longread.server.options import ServerOptions
-    from longread.spec.config import parse_bytes
-
     return ServerOptions(
         host=args.host,
         port=args.port,

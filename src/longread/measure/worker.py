@@ -10,14 +10,14 @@ import resource
 import sys
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
 
 from longread.engine.load import load_engine
 from longread.spec.config import EngineOptions
 from longread.spec.engine import FinishEvent, GenerationRequest, SamplingParams, TokenEvent
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +91,8 @@ class TransformersPeer:
     """``transformers`` generate on the same checkpoint, greedy, its default attention and expert implementations."""
 
     def __init__(self, task: Task):
-        import torch  # optional dependency of the measured peer
         from transformers import AutoModelForCausalLM  # optional dependency of the measured peer
 
-        self.torch = torch
         self.model: Any = AutoModelForCausalLM.from_pretrained(task.checkpoint, dtype=torch.float32).eval()
         self.model.generation_config.eos_token_id = None
         self.vocab = int(self.model.config.vocab_size)
@@ -116,15 +114,15 @@ class TransformersPeer:
         times: list[float] = []
 
         class Clock(StoppingCriteria):  # type: ignore[misc]  # called once after each token
-            def __call__(self, input_ids: "Tensor", scores: "Tensor", **kwargs: object) -> "Tensor":
+            def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: object) -> Tensor:
                 times.append(time.perf_counter())
                 return input_ids.new_zeros((input_ids.shape[0],)).bool()
 
-        ids = self.torch.tensor(prompts)
-        with self.torch.inference_mode():
+        ids = torch.tensor(prompts)
+        with torch.inference_mode():
             self.model.generate(
                 ids,
-                attention_mask=self.torch.ones_like(ids),
+                attention_mask=torch.ones_like(ids),
                 max_new_tokens=new_tokens,
                 do_sample=False,
                 stopping_criteria=[Clock()],

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from longread.cli import fixture
 from longread.cli import main as cli
 from longread.cli.checkpoint import spec_of
 from longread.weights.fixture import KINDS
@@ -28,6 +29,10 @@ def test_every_kind_is_written_and_readable(kind: str, stored: list[str], tmp_pa
     assert bool(stored) == ("quantization_config" in checkpoint.config)
     weights = checkpoint.load(spec, torch.float32)
     assert all(torch.isfinite(value).all() for value in weights.values() if value.is_floating_point())
+
+
+def test_the_command_offers_every_kind() -> None:
+    assert fixture.KINDS == KINDS
 
 
 def test_a_seed_is_a_checkpoint(tmp_path: Path) -> None:

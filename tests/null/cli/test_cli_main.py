@@ -11,7 +11,7 @@ import pytest
 
 from longread.cli import main as cli
 from longread.cli.plan import find_spec
-from longread.cli.serve import engine_options, server_options
+from longread.cli.serve import ENCODINGS, engine_options, server_options
 from longread.spec.config import EngineOptions
 from longread.spec.errors import ConfigError
 
@@ -178,6 +178,12 @@ def test_defaults_agree_with_the_options_they_set() -> None:
 
     assert server_options(parse("serve", "ckpt")) == ServerOptions()
     assert json.dumps(parse("serve", "ckpt").default_chat_template_kwargs) == "{}"
+
+
+def test_every_chat_encoding_is_offered() -> None:
+    from longread.wire.encoding import ENCODING_NAMES
+
+    assert ENCODINGS == ENCODING_NAMES
 
 
 def test_spinning_is_bounded_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:

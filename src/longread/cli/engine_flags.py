@@ -1,0 +1,58 @@
+"""The engine's options on the command line: those that ``plan`` and ``serve`` share, and ``serve``'s own.
+
+Knows: EngineOptions' names, which are vLLM's where vLLM has the option. Must not know: what is chosen for those left
+out.
+"""
+
+import argparse
+from typing import TYPE_CHECKING
+
+from longread.cli.parser import whole
+from longread.spec.config import EngineOptions, from_mapping
+
+if TYPE_CHECKING:
+    from argparse import _ActionsContainer
+
+MEMORY_FLAGS = (
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "kv_cache_memory_bytes",
+    "num_gpu_blocks_override",
+    "dtype",
+)
+SERVING_FLAGS = ("seed", "enable_prefix_caching", "snapshot_interval")
+
+
+def add_memory_flags(group: "_ActionsContainer") -> None:
+    """What a memory plan depends on."""
+    group.add_argument("--max-model-len", metavar="N", help="tokens of prompt and output together; default: what fits")
+    group.add_argument("--max-num-seqs", metavar="N", help="requests worked on at once; default: chosen")
+    group.add_argument(
+        "--max-num-batched-tokens", metavar="N", help="tokens of one step, the prefill chunk; default: chosen"
+    )
+    group.add_argument("--kv-cache-memory-bytes", metavar="SIZE", help="memory of the KV cache; default: chosen")
+    group.add_argument("--num-gpu-blocks-override", metavar="N", help="exactly so many pages of 256 tokens")
+    group.add_argument(
+        "--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help="type of weights and cache"
+    )
+
+
+def add_serving_flags(group: "_ActionsContainer") -> None:
+    """What only a running engine asks for."""
+    group.add_argument("--seed", type=whole, default=0, help="seed of requests that bring none")
+    group.add_argument(
+        "--enable-prefix-caching",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="reuse what was read before",
+    )
+    group.add_argument(
+        "--snapshot-interval", metavar="N", default="32K", help="tokens between saved ring states of a long prompt"
+    )
+
+
+def options_from(args: argparse.Namespace, model: str, served_model_name: str | None = None) -> EngineOptions:
+    """The options of whichever flags the command has. Raises ConfigError."""
+    flags = {name: getattr(args, name) for name in MEMORY_FLAGS + SERVING_FLAGS if hasattr(args, name)}
+    return from_mapping({"model": model, "served_model_name": served_model_name, **flags})
