@@ -1,9 +1,8 @@
-"""What the machine has for us: processor cores and memory, as limited by control groups.
+"""What memory the machine has for us, as limited by control groups.
 
 Only reads the operating system; decides nothing. Reading happens when ``probe_machine`` is called, never at import.
 """
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,12 +11,11 @@ import psutil
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """``cpu_cores`` that this process may run on, and memory in bytes; ``available_bytes`` without swapping.
+    """Memory in bytes; ``available_bytes`` without swapping.
 
     ``limited_by`` says where the numbers come from: the machine itself, or a control group (a container).
     """
 
-    cpu_cores: int
     total_bytes: int
     available_bytes: int
     limited_by: str
@@ -27,23 +25,13 @@ def probe_machine(cgroups: Path = Path("/sys/fs/cgroup"), membership: Path = Pat
     """Look at this machine now. The arguments are the control group file system and this process's place in it."""
     memory = psutil.virtual_memory()
     total, available, source = int(memory.total), int(memory.available), "the machine"
-    cores = float(_usable_cores())
     for group in _groups(cgroups, membership):
         limit, used = _memory_limit(group), _memory_used(group)
         if limit is not None and limit < total:
             total, source = limit, f"the memory limit of {group}"
         if limit is not None and used is not None:
             available = min(available, max(limit - used, 0))
-        quota = _cpu_quota(group)
-        if quota is not None:
-            cores = min(cores, quota)
-    return Machine(max(1, int(cores)), total, min(available, total), source)
-
-
-def _usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):  # Linux only; elsewhere there is no affinity to honour
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return Machine(total, min(available, total), source)
 
 
 def _groups(cgroups: Path, membership: Path) -> list[Path]:
@@ -72,14 +60,6 @@ def _memory_used(group: Path) -> int | None:
         if used is not None:
             stats = dict(line.split(maxsplit=1) for line in _lines(group / "memory.stat") if " " in line)
             return max(used - int(stats.get(idle, "0")), 0)
-    return None
-
-
-def _cpu_quota(group: Path) -> float | None:
-    lines = _lines(group / "cpu.max")  # "quota period" in microseconds, or "max period"
-    parts = lines[0].split() if lines else []
-    if len(parts) == 2 and parts[0].isdigit() and parts[1].isdigit() and int(parts[1]):
-        return int(parts[0]) / int(parts[1])
     return None
 
 

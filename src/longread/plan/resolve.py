@@ -32,9 +32,20 @@ class _Choices:
 
 
 @dataclass(frozen=True, slots=True)
+class _Budget:
+    """Bytes for pages and snapshots beside the slots; ``reason`` where it was not given."""
+
+    size: int
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class _Pools:
+    """``enough``: more pages would never be used."""
+
     pages: int
     snapshots: int
+    enough: bool = False
 
 
 def resolve(options: EngineOptions, spec: ModelSpec, machine: Machine) -> ResolvedConfig:
@@ -58,9 +69,12 @@ def resolve(options: EngineOptions, spec: ModelSpec, machine: Machine) -> Resolv
 
     _check_model_len(options, spec)
     _require_fit(plan(_Pools(1, 0)), machine, "even with one page of cache")
-    budget = _kv_budget(options, spec, machine, plan(_Pools(0, 0)), choices)
+    budget = _kv_budget(options, spec, machine, plan(_Pools(0, 0)))
     pools = _pools(options, spec, dtype, seqs, budget, choices)
     final = plan(pools)
+    if budget is not None and budget.reason is not None:
+        unused = f"twice {seqs} sequences of full length, more is never used; within " if pools.enough else ""
+        choices.note("kv_cache_memory_bytes", _size(final.kv_cache), unused + budget.reason)
     _require_fit(final, machine, "with the cache asked for")
     length = _model_len(options, spec, pools, choices)
     return ResolvedConfig(
@@ -119,10 +133,8 @@ def _check_model_len(options: EngineOptions, spec: ModelSpec) -> None:
         )
 
 
-def _kv_budget(
-    options: EngineOptions, spec: ModelSpec, machine: Machine, fixed: MemoryPlan, choices: _Choices
-) -> int | None:
-    """Bytes for pages and snapshots beside the slots, which ``fixed`` contains. None: the page count is given."""
+def _kv_budget(options: EngineOptions, spec: ModelSpec, machine: Machine, fixed: MemoryPlan) -> _Budget | None:
+    """What the cache may take; ``fixed`` contains the slots. None: the page count is given."""
     if options.num_gpu_blocks_override is not None:
         if options.kv_cache_memory_bytes is not None:
             raise ConfigError("give num_gpu_blocks_override or kv_cache_memory_bytes, not both")
@@ -133,32 +145,32 @@ def _kv_budget(
                 f"kv_cache_memory_bytes={_size(options.kv_cache_memory_bytes)} does not hold the rings of max_num_seqs "
                 f"sequences ({_size(fixed.kv_slots)}); raise it or lower max_num_seqs"
             )
-        return options.kv_cache_memory_bytes - fixed.kv_slots
+        return _Budget(options.kv_cache_memory_bytes - fixed.kv_slots)
     left = max(int(machine.available_bytes * HEADROOM) - fixed.total, 0)
-    budget = min(left, DEFAULT_KV_BYTES)
-    reason = (
-        f"the default of {_size(DEFAULT_KV_BYTES)} for pages and snapshots; {_size(left)} would be free"
-        if budget == DEFAULT_KV_BYTES
-        else f"what {HEADROOM:.0%} of the {_size(machine.available_bytes)} available leaves beside the rest"
+    if left >= DEFAULT_KV_BYTES:
+        return _Budget(
+            DEFAULT_KV_BYTES, f"the default of {_size(DEFAULT_KV_BYTES)} for pages and snapshots; {_size(left)} is free"
+        )
+    return _Budget(
+        left, f"what {HEADROOM:.0%} of the {_size(machine.available_bytes)} available leaves beside the rest"
     )
-    choices.note("kv_cache_memory_bytes", _size(budget + fixed.kv_slots), reason)
-    return budget
 
 
 def _pools(
-    options: EngineOptions, spec: ModelSpec, dtype: str, seqs: int, budget: int | None, choices: _Choices
+    options: EngineOptions, spec: ModelSpec, dtype: str, seqs: int, budget: _Budget | None, choices: _Choices
 ) -> _Pools:
     page, slot = page_bytes(spec, dtype), slot_bytes(spec, dtype)
     # MLA has no rings: nothing has to be saved to resume at a page end.
     wanted = SNAPSHOTS_PER_SEQ * seqs if options.enable_prefix_caching and slot else 0
     if budget is None:
         assert options.num_gpu_blocks_override is not None  # _kv_budget: None only then
-        pages, snapshots = options.num_gpu_blocks_override, wanted
+        pages, snapshots, enough = options.num_gpu_blocks_override, wanted, False
     else:
-        snapshots = min(wanted, budget // SNAPSHOT_SHARE // slot) if slot else 0
+        snapshots = min(wanted, budget.size // SNAPSHOT_SHARE // slot) if slot else 0
         # More than every sequence at full length twice over is never looked at; do not take it from the machine.
         useful = 2 * seqs * pages_for(options.max_model_len or spec.max_position)
-        pages = min((budget - snapshots * slot) // page, useful)
+        pages = min((budget.size - snapshots * slot) // page, useful)
+        enough = pages == useful
         choices.note("num_pages", pages, f"{_size(pages * page)} at {_size(page)} a page of {PAGE_TOKENS} tokens")
     if wanted:
         reason = f"at most {SNAPSHOTS_PER_SEQ} a sequence and a quarter of the cache, {_size(slot)} each"
@@ -169,12 +181,17 @@ def _pools(
             "raise kv_cache_memory_bytes or set enable_prefix_caching=false"
         )
     if pages < seqs:
-        beside = "" if budget is None else f" of {_size(budget)}"
+        beside = "" if budget is None else f" of {_size(budget.size)}"
         raise ConfigError(
             f"the cache{beside} holds {pages} pages, fewer than one for each of max_num_seqs={seqs} sequences "
-            f"({_size(page)} a page); raise kv_cache_memory_bytes or lower max_num_seqs"
+            f"({_size(page)} a page); raise {_pages_option(options)} or lower max_num_seqs"
         )
-    return _Pools(pages, snapshots)
+    return _Pools(pages, snapshots, enough)
+
+
+def _pages_option(options: EngineOptions) -> str:
+    """What the number of pages hangs on."""
+    return "kv_cache_memory_bytes" if options.num_gpu_blocks_override is None else "num_gpu_blocks_override"
 
 
 def _model_len(options: EngineOptions, spec: ModelSpec, pools: _Pools, choices: _Choices) -> int:
@@ -187,7 +204,7 @@ def _model_len(options: EngineOptions, spec: ModelSpec, pools: _Pools, choices: 
     if options.max_model_len > held:
         raise ConfigError(
             f"max_model_len={options.max_model_len} needs {pages_for(options.max_model_len)} pages, the cache holds "
-            f"{pools.pages} ({held} tokens); raise kv_cache_memory_bytes or lower max_model_len"
+            f"{pools.pages} ({held} tokens); raise {_pages_option(options)} or lower max_model_len"
         )
     return options.max_model_len
 

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import psutil
-import pytest
 
 from longread.plan.machine import probe_machine
 
@@ -25,12 +24,12 @@ def test_without_control_groups_the_machine_itself_counts(tmp_path: Path) -> Non
     machine = probe_machine(tmp_path / "none", tmp_path / "none")
     assert machine.total_bytes == psutil.virtual_memory().total
     assert 0 < machine.available_bytes <= machine.total_bytes
-    assert machine.cpu_cores >= 1 and machine.limited_by == "the machine"
+    assert machine.limited_by == "the machine"
 
 
 def test_this_machine_can_be_probed() -> None:
     machine = probe_machine()
-    assert 0 < machine.available_bytes <= machine.total_bytes and machine.cpu_cores >= 1
+    assert 0 < machine.available_bytes <= machine.total_bytes
 
 
 def test_version_2_limit_counts_and_idle_file_pages_do_not(tmp_path: Path) -> None:
@@ -63,11 +62,3 @@ def test_unlimited_groups_and_a_full_one(tmp_path: Path) -> None:
     assert probe(tmp_path).total_bytes == psutil.virtual_memory().total
     write(tmp_path / "fs", memory__max=GIB, memory__current=2 * GIB)
     assert probe(tmp_path).available_bytes == 0
-
-
-@pytest.mark.parametrize(
-    ("quota", "cores"), [("100000 100000", 1), ("50000 100000", 1), ("max 100000", None), ("x", None)]
-)
-def test_processor_quota(tmp_path: Path, quota: str, cores: int | None) -> None:
-    write(tmp_path / "fs", cpu__max=quota)
-    assert probe(tmp_path).cpu_cores == (cores or probe_machine(tmp_path / "none", tmp_path / "none").cpu_cores)

@@ -18,7 +18,7 @@ from longread.spec.releases import release
 from longread.spec.state import PAGE_TOKENS, pages_for
 
 GIB = 2**30
-LAPTOP = Machine(cpu_cores=8, total_bytes=32 * GIB, available_bytes=24 * GIB, limited_by="the machine")
+LAPTOP = Machine(total_bytes=32 * GIB, available_bytes=24 * GIB, limited_by="the machine")
 TINY_V2 = spec_from_config(
     V2_LITE
     | {
@@ -82,6 +82,23 @@ def test_every_open_value_has_a_reason_and_no_given_one() -> None:
     assert all(c.reason and c.value for c in config.choices)
 
 
+def test_the_cache_is_said_to_be_as_large_as_it_is() -> None:
+    def said(machine: Machine, spec=TINY_V2) -> tuple[str, str]:
+        (choice,) = [
+            c for c in resolve(EngineOptions("m"), spec, machine).choices if c.option == "kv_cache_memory_bytes"
+        ]
+        return choice.value, choice.reason
+
+    whole = resolve(EngineOptions("m"), TINY_V2, LAPTOP).memory.kv_cache
+    value, reason = said(LAPTOP)
+    assert value == f"{whole / 2**20:.3g} MiB"
+    assert reason.startswith("twice 16 sequences of full length, more is never used; within the default of 4 GiB")
+    value, reason = said(replace(LAPTOP, available_bytes=680 * 2**20))
+    assert reason.startswith("what 90% of the 680 MiB available leaves")
+    value, reason = said(replace(LAPTOP, total_bytes=256 * GIB, available_bytes=200 * GIB), release("DeepSeek-V2-Lite"))
+    assert value == "3.99 GiB" and reason.startswith("the default of 4 GiB")  # whole pages
+
+
 def test_v4_keeps_snapshots_unless_prefix_caching_is_off() -> None:
     assert resolve(EngineOptions("m"), TINY_V4, LAPTOP).num_snapshots == 64
     off = EngineOptions("m", enable_prefix_caching=False)
@@ -117,8 +134,14 @@ def test_a_large_document_model_gets_what_the_cache_holds() -> None:
         (EngineOptions("m", max_num_seqs=64, max_num_batched_tokens=32), ["64", "32"]),
         (EngineOptions("m", kv_cache_memory_bytes=10_000), ["10000|9.77", "lower max_num_seqs"]),
         (EngineOptions("m", kv_cache_memory_bytes=100 * GIB, max_num_seqs=16384), ["GiB", "available"]),
-        (EngineOptions("m", num_gpu_blocks_override=3, max_num_seqs=4), ["3 pages", "max_num_seqs=4"]),
-        (EngineOptions("m", num_gpu_blocks_override=16, max_model_len=8192), ["8192", "32 pages", "16"]),
+        (
+            EngineOptions("m", num_gpu_blocks_override=3, max_num_seqs=4),
+            ["3 pages", "max_num_seqs=4", "raise num_gpu_blocks"],
+        ),
+        (
+            EngineOptions("m", num_gpu_blocks_override=16, max_model_len=8192),
+            ["8192", "32 pages", "16", "raise num_gpu_blocks"],
+        ),
         (EngineOptions("m", num_gpu_blocks_override=16, kv_cache_memory_bytes=GIB), ["not both"]),
         (EngineOptions("m", num_gpu_blocks_override=10**9), ["TiB", "available"]),
         (EngineOptions("m", snapshot_interval=300), ["300", "256"]),
@@ -166,7 +189,7 @@ def test_a_resolved_configuration_fits_and_is_consistent(
     spec, length, seqs, batched, kv_bytes, blocks, caching, gib
 ) -> None:
     options = EngineOptions("m", None, "auto", length, seqs, batched, kv_bytes, blocks, caching)
-    machine = Machine(2, 64 * GIB, gib * GIB, "the machine")
+    machine = Machine(64 * GIB, gib * GIB, "the machine")
     try:
         config = resolve(options, spec, machine)
     except ConfigError:
