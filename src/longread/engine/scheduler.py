@@ -6,8 +6,7 @@ Budget. A step computes at most ``max_num_batched_tokens`` tokens. Every decodin
 What is left goes to the prompts: half of it to the prompt that arrived first, the rest to the others, shortest
 remainder first, and what they do not need back to the first. So a short prompt usually passes in one step beside a
 book, a book progresses by at least half of the prefill budget once it is the oldest, and every prompt becomes the
-oldest in the end.
-When there are more runnable sequences than tokens in the budget, those served longest ago get one token each.
+oldest in the end. The budget holds a token for each sequence (``plan.resolve`` refuses any other).
 
 Admission. First come, first served, while slots and pages last; a prompt's pages are reserved whole, so that two books
 that do not fit together are not started together. A request that has to wait for pages may be passed by later, smaller
@@ -33,15 +32,14 @@ ADMISSION_WINDOW = 64  # waiting requests looked at in one step, so that a long 
 
 
 class Entry:
-    """A timeline in the queue. ``arrival`` orders entries and never changes; ``served`` is the last step that
-    computed something for it; ``bypassed`` counts later arrivals that were admitted while this one lacked pages.
-    ``chain`` keeps the hashes of a waiting timeline's pages, which it is looked up by in each step.
+    """A timeline in the queue. ``arrival`` orders entries and never changes; ``bypassed`` counts later arrivals that
+    were admitted while this one lacked pages. ``chain`` keeps the hashes of a waiting timeline's pages, which it is
+    looked up by in each step.
     """
 
     def __init__(self, timeline: Timeline, arrival: int):
         self.timeline = timeline
         self.arrival = arrival
-        self.served = -1
         self.bypassed = 0
         self.preemptions = 0
         self.chain: TokenChain | None = None
@@ -97,6 +95,7 @@ class Scheduler:
     """Owns the waiting and the running list. ``snapshot_interval``: tokens between snapshots inside a long prompt."""
 
     def __init__(self, cache: KVCache, *, max_num_seqs: int, max_num_batched_tokens: int, snapshot_interval: int):
+        assert max_num_batched_tokens >= max_num_seqs  # else decodes alone could exceed the budget
         self._cache = cache
         self._max_num_seqs = max_num_seqs
         self._budget = max_num_batched_tokens
@@ -105,7 +104,6 @@ class Scheduler:
         self._waiting: list[Entry] = []
         self._running: list[Entry] = []
         self._arrivals = 0
-        self._step = 0
         self.preemptions = 0
 
     @property
@@ -148,13 +146,11 @@ class Scheduler:
     def schedule(self) -> Schedule:
         """Decide the next step. Pages of every grant are reserved when this returns."""
         plan = Schedule()
-        self._step += 1
         self._reserve_running(plan)
         if not plan.preempted:  # else the pool is full: admitting now would only move the same pages about
             self._admit(plan)
         for entry, length in self._lengths():
             if length:
-                entry.served = self._step
                 plan.grants.append(self._grant(entry.timeline, length))
         return plan
 
@@ -238,9 +234,6 @@ class Scheduler:
 
     def _lengths(self) -> list[tuple[Entry, int]]:
         """How many tokens each running sequence gets, decodes first."""
-        if len(self._running) > self._budget:
-            oldest_service = sorted(self._running, key=lambda e: (e.served, e.arrival))
-            return [(entry, 1) for entry in oldest_service[: self._budget]]
         decodes = [e for e in self._running if e.timeline.remaining == 1]
         prompts = sorted((e for e in self._running if e.timeline.remaining > 1), key=lambda e: e.arrival)
         demands = [(self._next_stop(e.timeline) - e.timeline.computed, e.timeline.remaining) for e in prompts]
