@@ -2,7 +2,6 @@
 
 import json
 
-import openai
 import pytest
 from serving import MODEL, serving
 
@@ -45,6 +44,8 @@ FAMILIES = {
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_reasoning_and_tool_call_whole_and_streamed(name: str) -> None:
+    import openai
+
     call, thinks = FAMILIES[name]
     extra = {"chat_template_kwargs": {"thinking": True}} if thinks else {}
     with serving(encoding=name) as server, openai.OpenAI(base_url=f"{server.url}/v1", api_key="x") as client:

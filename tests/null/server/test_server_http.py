@@ -84,12 +84,37 @@ BODIES = {
     "no messages": b'{"model":"fake","messages":[]}',
     "an image": b'{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}}]}]}',
 }
+SAYS = {
+    "nested arrays, 10 MB": ("more than 100000 objects and arrays", None),
+    "nested objects": ("more than 100000 objects and arrays", None),
+    "closed nesting": ("not valid JSON", None),
+    "cut in the middle": ("line 1, column", None),
+    "empty": ("body is empty", None),
+    "not an object": ("must be a JSON object, got a list of 2", None),
+    "a bare number": ("must be a JSON object, got 3", None),
+    "NaN": ("not valid JSON", None),
+    "infinity": ("infinity", None),
+    "invalid UTF-8": ("not UTF-8 at byte", None),
+    "lone surrogate": ("surrogate", None),
+    "huge integer": ("infinity", None),
+    "wrong types": ("got 'hello'", "messages"),
+    "text for a number": ("got '5'", "max_tokens"),
+    "true for a number": ("got True", "max_tokens"),
+    "negative": ("greater than or equal to 1, got -1", "max_tokens"),
+    "unknown field": ("did you mean 'temperature'?", "tempratur"),
+    "unknown role": ("got 'wizard'", "messages[0].role"),
+    "no messages": ("at least 1 item", "messages"),
+    "an image": ("'image_url' is not supported; this server reads text only", "messages[0].content"),
+}
 
 
 @pytest.mark.parametrize("name", BODIES)
 def test_hostile_bodies_are_a_400_and_the_server_goes_on(server: Serving, http: httpx.Client, name: str) -> None:
     response = http.post(CHAT, content=BODIES[name], headers={"Content-Type": "application/json"})
-    assert error_of(response, 400)["type"] == "invalid_request_error"
+    error, (words, param) = error_of(response, 400), SAYS[name]
+    assert error["type"] == "invalid_request_error"
+    assert words in error["message"]
+    assert error["param"] == param
     assert http.post(CHAT, json=HELLO).status_code == 200
     assert server.pending() == 0
 

@@ -1,12 +1,15 @@
-"""The real OpenAI client against a real server: what a user's program sees."""
+"""The real OpenAI client against a real server: what a user's program sees. Its import is slow, so collecting skips it."""
 
 import asyncio
 import json
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-import openai
 import pytest
 from serving import MODEL, Serving, serving, wait_until
+
+if TYPE_CHECKING:
+    import openai
 
 pytestmark = pytest.mark.anyio
 
@@ -34,7 +37,9 @@ def server() -> Iterator[Serving]:
 
 
 @pytest.fixture
-def client(server: Serving) -> Iterator[openai.OpenAI]:
+def client(server: Serving) -> Iterator["openai.OpenAI"]:
+    import openai
+
     server.answers.text = None
     server.answers.seen.clear()
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=20) as made:
@@ -42,14 +47,16 @@ def client(server: Serving) -> Iterator[openai.OpenAI]:
     assert wait_until(lambda: server.pending() == 0), "a request was left behind"
 
 
-def test_models(client: openai.OpenAI) -> None:
+def test_models(client: "openai.OpenAI") -> None:
+    import openai
+
     assert [model.id for model in client.models.list()] == [MODEL]
     assert client.models.retrieve(MODEL).id == MODEL
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("other")
 
 
-def test_chat_answers_with_usage_and_timings(server: Serving, client: openai.OpenAI) -> None:
+def test_chat_answers_with_usage_and_timings(server: Serving, client: "openai.OpenAI") -> None:
     server.answers.text = "I am a fake."
     answer = client.chat.completions.create(model=MODEL, messages=HELLO)
     assert answer.object == "chat.completion"
@@ -66,7 +73,7 @@ def test_chat_answers_with_usage_and_timings(server: Serving, client: openai.Ope
     assert seen.prompt[0] == server.answers.tokenizer.bos_id
 
 
-def test_a_repeated_long_prompt_reports_cached_tokens(client: openai.OpenAI) -> None:
+def test_a_repeated_long_prompt_reports_cached_tokens(client: "openai.OpenAI") -> None:
     messages = [{"role": "user", "content": "A long text about rivers and mountains. " * 60}]
     cold = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=4)
     warm = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=4)
@@ -75,7 +82,7 @@ def test_a_repeated_long_prompt_reports_cached_tokens(client: openai.OpenAI) -> 
     assert warm.choices[0].message.content == cold.choices[0].message.content
 
 
-def test_chat_stream_equals_the_whole_answer(server: Serving, client: openai.OpenAI) -> None:
+def test_chat_stream_equals_the_whole_answer(server: Serving, client: "openai.OpenAI") -> None:
     server.answers.text = "Grüße aus Zürich: 你好 🙂!"
     whole = client.chat.completions.create(model=MODEL, messages=HELLO)
     stream = client.chat.completions.create(
@@ -93,20 +100,20 @@ def test_chat_stream_equals_the_whole_answer(server: Serving, client: openai.Ope
     assert "�" not in text
 
 
-def test_stream_without_usage_sends_none(server: Serving, client: openai.OpenAI) -> None:
+def test_stream_without_usage_sends_none(server: Serving, client: "openai.OpenAI") -> None:
     server.answers.text = "ok"
     chunks = list(client.chat.completions.create(model=MODEL, messages=HELLO, stream=True))
     assert all(chunk.usage is None and chunk.choices for chunk in chunks)
 
 
-def test_max_tokens_ends_with_length(client: openai.OpenAI) -> None:
+def test_max_tokens_ends_with_length(client: "openai.OpenAI") -> None:
     for name in ("max_tokens", "max_completion_tokens"):
         answer = client.chat.completions.create(model=MODEL, messages=HELLO, **{name: 7})
         assert answer.choices[0].finish_reason == "length"
         assert answer.usage.completion_tokens == 7
 
 
-def test_stop_string_across_tokens_ends_text_and_request(server: Serving, client: openai.OpenAI) -> None:
+def test_stop_string_across_tokens_ends_text_and_request(server: Serving, client: "openai.OpenAI") -> None:
     server.answers.text = "one two three STOP HERE four five six " * 20
     answer = client.chat.completions.create(model=MODEL, messages=HELLO, stop=["STOP HERE", "never"])
     assert answer.choices[0].message.content == "one two three "
@@ -117,7 +124,7 @@ def test_stop_string_across_tokens_ends_text_and_request(server: Serving, client
     assert "".join(c.choices[0].delta.content or "" for c in stream) == "one two three "
 
 
-def test_stop_strings_do_not_count_before_min_tokens(server: Serving, client: openai.OpenAI) -> None:
+def test_stop_strings_do_not_count_before_min_tokens(server: Serving, client: "openai.OpenAI") -> None:
     server.answers.text = "one END two END three"
     least = len(server.answers.tokenizer.encode("one END two"))
     for extra, text in (({}, "one "), ({"min_tokens": least}, "one END two ")):
@@ -125,7 +132,7 @@ def test_stop_strings_do_not_count_before_min_tokens(server: Serving, client: op
         assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == (text, "stop")
 
 
-def test_n_choices_have_their_own_seeds(server: Serving, client: openai.OpenAI) -> None:
+def test_n_choices_have_their_own_seeds(server: Serving, client: "openai.OpenAI") -> None:
     answer = client.chat.completions.create(model=MODEL, messages=HELLO, n=3, seed=11, max_tokens=6)
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
     assert len({choice.message.content for choice in answer.choices}) == 3
@@ -140,7 +147,7 @@ def test_n_choices_have_their_own_seeds(server: Serving, client: openai.OpenAI) 
     assert list(texts.values()) == [choice.message.content for choice in answer.choices]
 
 
-def test_logprobs_have_tokens_bytes_and_alternatives(server: Serving, client: openai.OpenAI) -> None:
+def test_logprobs_have_tokens_bytes_and_alternatives(server: Serving, client: "openai.OpenAI") -> None:
     server.answers.text = "Grüße, 你"
     whole = client.chat.completions.create(model=MODEL, messages=HELLO, logprobs=True, top_logprobs=3)
     entries = whole.choices[0].logprobs.content
@@ -154,7 +161,7 @@ def test_logprobs_have_tokens_bytes_and_alternatives(server: Serving, client: op
     assert plain.choices[0].logprobs.content[0].top_logprobs == []
 
 
-def test_tool_calls(server: Serving, client: openai.OpenAI) -> None:
+def test_tool_calls(server: Serving, client: "openai.OpenAI") -> None:
     server.answers.text = V31_CALL
     answer = client.chat.completions.create(model=MODEL, messages=HELLO, tools=WEATHER, tool_choice="auto")
     message = answer.choices[0].message
@@ -179,14 +186,14 @@ def test_tool_calls(server: Serving, client: openai.OpenAI) -> None:
     )  # fmt: skip
 
 
-def test_a_call_that_broke_off_is_no_finished_call(server: Serving, client: openai.OpenAI) -> None:
+def test_a_call_that_broke_off_is_no_finished_call(server: Serving, client: "openai.OpenAI") -> None:
     server.answers.text = V31_CALL[: V31_CALL.index("Bern")]
     answer = client.chat.completions.create(model=MODEL, messages=HELLO, tools=WEATHER)
     assert answer.choices[0].message.tool_calls
     assert answer.choices[0].finish_reason == "stop"
 
 
-def test_a_tool_turn_can_be_sent_back(server: Serving, client: openai.OpenAI) -> None:
+def test_a_tool_turn_can_be_sent_back(server: Serving, client: "openai.OpenAI") -> None:
     server.answers.text = V31_CALL
     first = client.chat.completions.create(model=MODEL, messages=HELLO, tools=WEATHER)
     call = first.choices[0].message.tool_calls[0]
@@ -200,12 +207,14 @@ def test_a_tool_turn_can_be_sent_back(server: Serving, client: openai.OpenAI) ->
     assert second.choices[0].message.content == "It rains."
 
 
-def test_required_tool_choice_is_refused_clearly(client: openai.OpenAI) -> None:
+def test_required_tool_choice_is_refused_clearly(client: "openai.OpenAI") -> None:
+    import openai
+
     with pytest.raises(openai.BadRequestError, match="tool_choice"):
         client.chat.completions.create(model=MODEL, messages=HELLO, tools=WEATHER, tool_choice="required")
 
 
-def test_json_schema_reaches_the_engine_and_parses(server: Serving, client: openai.OpenAI) -> None:
+def test_json_schema_reaches_the_engine_and_parses(server: Serving, client: "openai.OpenAI") -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     server.answers.text = '{"a": 3}'
     answer = client.chat.completions.create(
@@ -224,7 +233,9 @@ def test_json_schema_reaches_the_engine_and_parses(server: Serving, client: open
     assert server.answers.seen[-1].sampling.grammar.kind == "choice"
 
 
-def test_a_bad_schema_is_a_400(client: openai.OpenAI) -> None:
+def test_a_bad_schema_is_a_400(client: "openai.OpenAI") -> None:
+    import openai
+
     with pytest.raises(openai.BadRequestError, match="schema"):
         client.chat.completions.create(
             model=MODEL,
@@ -233,7 +244,7 @@ def test_a_bad_schema_is_a_400(client: openai.OpenAI) -> None:
         )
 
 
-def test_reasoning_goes_to_its_own_field(server: Serving, client: openai.OpenAI) -> None:
+def test_reasoning_goes_to_its_own_field(server: Serving, client: "openai.OpenAI") -> None:
     server.answers.text = "First I think.</think>Then I answer."
     body = {"chat_template_kwargs": {"thinking": True}}
     answer = client.chat.completions.create(model=MODEL, messages=HELLO, extra_body=body)
@@ -250,7 +261,7 @@ def test_reasoning_goes_to_its_own_field(server: Serving, client: openai.OpenAI)
     assert (thoughts, said) == ("First I think.", "Then I answer.")
 
 
-def test_reasoning_that_never_closes_still_answers(server: Serving, client: openai.OpenAI) -> None:
+def test_reasoning_that_never_closes_still_answers(server: Serving, client: "openai.OpenAI") -> None:
     server.answers.text = "I think and think."
     answer = client.chat.completions.create(
         model=MODEL, messages=HELLO, extra_body={"chat_template_kwargs": {"thinking": True}}
@@ -258,7 +269,7 @@ def test_reasoning_that_never_closes_still_answers(server: Serving, client: open
     assert answer.choices[0].message.content
 
 
-def test_completions_of_text_ids_and_lists(server: Serving, client: openai.OpenAI) -> None:
+def test_completions_of_text_ids_and_lists(server: Serving, client: "openai.OpenAI") -> None:
     server.answers.text = " in Europe."
     text = client.completions.create(model=MODEL, prompt="Switzerland lies")
     assert text.object == "text_completion"
@@ -276,7 +287,7 @@ def test_completions_of_text_ids_and_lists(server: Serving, client: openai.OpenA
     assert [r.prompt for r in server.answers.seen[-2:]] == [(3, 4), (5, 6, 7)]
 
 
-def test_completions_stream_and_logprobs(server: Serving, client: openai.OpenAI) -> None:
+def test_completions_stream_and_logprobs(server: Serving, client: "openai.OpenAI") -> None:
     server.answers.text = "one two"
     whole = client.completions.create(model=MODEL, prompt="x", logprobs=2)
     found = whole.choices[0].logprobs
@@ -297,12 +308,16 @@ def test_completions_stream_and_logprobs(server: Serving, client: openai.OpenAI)
 
 
 @pytest.mark.parametrize("extra", [{"echo": True}, {"suffix": "end"}, {"best_of": 3}])
-def test_completion_options_that_are_not_honoured_are_refused(client: openai.OpenAI, extra: dict) -> None:
+def test_completion_options_that_are_not_honoured_are_refused(client: "openai.OpenAI", extra: dict) -> None:
+    import openai
+
     with pytest.raises(openai.BadRequestError, match=next(iter(extra))):
         client.completions.create(model=MODEL, prompt="x", **extra)
 
 
-def test_errors_are_the_sdks_own(client: openai.OpenAI) -> None:
+def test_errors_are_the_sdks_own(client: "openai.OpenAI") -> None:
+    import openai
+
     with pytest.raises(openai.NotFoundError) as unknown:
         client.chat.completions.create(model="gpt-4", messages=HELLO)
     assert unknown.value.code == "model_not_found"
@@ -320,7 +335,7 @@ def test_errors_are_the_sdks_own(client: openai.OpenAI) -> None:
         client.chat.completions.create(model=MODEL, messages=HELLO, extra_body={"made_up": 1})
 
 
-def test_closing_a_stream_cancels_the_request(server: Serving, client: openai.OpenAI) -> None:
+def test_closing_a_stream_cancels_the_request(server: Serving, client: "openai.OpenAI") -> None:
     stream = client.chat.completions.create(model=MODEL, messages=HELLO, stream=True, max_tokens=100000 // 30)
     next(iter(stream))
     stream.close()
@@ -328,6 +343,8 @@ def test_closing_a_stream_cancels_the_request(server: Serving, client: openai.Op
 
 
 async def test_the_async_client_streams_many_at_once(server: Serving) -> None:
+    import openai
+
     server.answers.text = None
     async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=30) as client:
 

@@ -2,9 +2,6 @@
 
 import orjson
 import pytest
-from openai.types import CompletionUsage
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from openai.types.completion import Completion
 
 from longread.spec.errors import ContextLengthError, InvalidRequestError, OverloadedError
 from longread.wire import responses as r
@@ -25,6 +22,8 @@ def data(chunk):
 
 
 def chunk(raw):
+    from openai.types.chat import ChatCompletionChunk
+
     return ChatCompletionChunk.model_validate(data(raw), strict=True)
 
 
@@ -64,6 +63,8 @@ def test_logprobs_without_text_still_make_a_chunk():
 
 
 def test_a_completion_stream():
+    from openai.types.completion import Completion
+
     stream = sse.CompletionStream("cmpl-1", "m", 5)
     entries = [r.token_logprob("ab", b"ab", -0.5, [("c", b"c", -1.0)]), r.token_logprob("d", b"d", -0.25)]
     logprobs = r.completion_logprobs(entries, 10)
@@ -78,6 +79,9 @@ def test_a_completion_stream():
 
 @pytest.mark.parametrize("calls", [[], [ParsedCall("id", "f", ["{}"], True)]])
 def test_whole_answers(calls):
+    from openai.types.chat import ChatCompletion
+    from openai.types.completion import Completion
+
     choice = r.chat_choice(0, "", "why", calls, "tool_calls" if calls else "stop", token_ids=[1])
     body = r.chat_response("i", "m", [choice], r.usage(1, 2, cached=0), created=3)
     parsed = ChatCompletion.model_validate(body, strict=True)
@@ -90,6 +94,8 @@ def test_whole_answers(calls):
 
 
 def test_usage_of_several_choices_counts_the_prompt_once():
+    from openai.types import CompletionUsage
+
     parts = [r.usage(5, 2, cached=4, reasoning=1), r.usage(5, 3, cached=4, reasoning=2)]
     total = CompletionUsage.model_validate(r.total_usage(parts, 5, cached=4))
     assert (total.prompt_tokens, total.completion_tokens, total.total_tokens) == (5, 5, 10)
