@@ -3,7 +3,7 @@
 Knows: chat encodings, the output parser, chat's response shapes. Must not know: engines beyond the driver.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from starlette.requests import Request
@@ -11,13 +11,10 @@ from starlette.responses import Response
 
 from longread.server.body import offload, read_body
 from longread.server.driver import Subscription
-from longread.server.errors import json_response
 from longread.server.output import ChoiceText, TokenLogprobs, timings_of
 from longread.server.state import ServerState, state_of
-from longread.server.streaming import EventStream
-from longread.server.work import batches, engine_requests, feed, new_id, run_to_end, start
+from longread.server.work import engine_requests, new_id, respond, start
 from longread.spec.engine import FinishEvent, TokenEvent
-from longread.spec.errors import RequestError
 from longread.wire import responses, sse
 from longread.wire.body import parse_json
 from longread.wire.encoding.conversation import conversation
@@ -53,12 +50,14 @@ class ChatChoice:
         self.opened = False
 
     def token(self, event: TokenEvent) -> list[ParseEvent]:
+        """What became certain with one token."""
         self.reasoning_tokens += self._parser.in_reasoning
         if self.logprobs is not None:
             self.logprobs.add(event)
         return self._visible(self._parser.feed(self.text.push(event)))
 
     def finish(self, event: FinishEvent, subscription: Subscription) -> list[ParseEvent]:
+        """What the end made certain. Raises the error of a request that did not end by itself."""
         rest = self.text.finish(event, subscription)
         truncated = self.text.matched is not None or self.text.finish_reason == "length"
         return self._visible([*self._parser.feed(rest), *self._parser.finish(truncated=truncated)])
@@ -74,15 +73,18 @@ class ChatChoice:
 
     @property
     def stop_reason(self) -> str | int | None:
+        """The stop string or stop token that ended it, None for the model's own end."""
         return self.text.stop_reason(self._eos_id)
 
     def counts(self, prompt_tokens: int) -> Json:
+        """Usage of this choice alone, so far."""
         cached = self.text.ended.cached_tokens if self.text.ended is not None else 0
         return responses.usage(
             prompt_tokens, self.text.completion_tokens, cached=cached, reasoning=self.reasoning_tokens
         )
 
     def whole(self) -> Json:
+        """The choice in one piece, once it has ended."""
         return responses.chat_choice(
             self.index,
             self._parser.content,
@@ -95,29 +97,66 @@ class ChatChoice:
         )
 
 
+class ChatAnswer:
+    """All choices of one call, in chat's shapes."""
+
+    def __init__(self, answer_id: str, prompt: ChatPrompt, choices: Sequence[ChatChoice]):
+        self.choices = choices
+        self._id = answer_id
+        self._prompt = prompt
+        self._created = responses.now()
+        self._stream = sse.ChatStream(answer_id, prompt.model, self._created)
+
+    def chunks(self, choice: ChatChoice, found: Sequence[ParseEvent]) -> list[bytes]:
+        """The role comes with the first token, so that a chunk means that the prompt was read."""
+        prompt, stream = self._prompt, self._stream
+        counts = choice.counts(len(prompt.ids)) if prompt.fields.continuous_usage else None
+        out = []
+        if not choice.opened:
+            choice.opened = True
+            ids = prompt.ids if choice.wants_ids else None
+            out.append(stream.role(choice.index, prompt_token_ids=ids, usage=counts))
+        logprobs = choice.logprobs.take() if choice.logprobs is not None else None
+        new_ids = choice.text.take_new_ids() if choice.wants_ids else None
+        out += stream.deltas(choice.index, found, logprobs=logprobs or None, token_ids=new_ids or None, usage=counts)
+        if choice.text.ended is not None:
+            out.append(stream.finish(choice.index, choice.finish_reason, stop_reason=choice.stop_reason, usage=counts))
+        return out
+
+    def usage_chunk(self) -> bytes:
+        """Counts and timings of the whole answer."""
+        return self._stream.usage(self._counts(), timings_of(choice.text for choice in self.choices))
+
+    def whole(self) -> Json:
+        """The answer in one piece."""
+        prompt = self._prompt
+        return responses.chat_response(
+            self._id,
+            prompt.model,
+            [choice.whole() for choice in self.choices],
+            self._counts(),
+            created=self._created,
+            prompt_token_ids=list(prompt.ids) if prompt.fields.return_token_ids else None,
+        )
+
+    def _counts(self) -> Json:
+        """The prompt counts once, and what its first choice found cached."""
+        ended, size = self.choices[0].text.ended, len(self._prompt.ids)
+        parts = [choice.counts(size) for choice in self.choices]
+        return responses.total_usage(parts, size, cached=ended.cached_tokens if ended is not None else 0)
+
+
 async def create(request: Request) -> Response:
+    """The route. Raises RequestError for what is refused before anything is sent."""
     state = state_of(request)
     body = await read_body(request, state.options.max_body_bytes)
     prompt = await offload(len(body), lambda: prepare(state, body))
     answer_id = new_id("chatcmpl")
     after = state.tokenizer.id_of(END_THINK) if prompt.in_reasoning else None
-    subscription = await start(
-        state, engine_requests(prompt.fields, [prompt.ids], answer_id, grammar_after=after), "messages"
-    )
+    requests = engine_requests(prompt.fields, [prompt.ids], answer_id, grammar_after=after)
+    subscription = await start(state, requests, "messages")
     choices = [ChatChoice(i, state, prompt) for i in range(prompt.fields.choices)]
-    if prompt.fields.stream:
-        chunks = stream(state, subscription, choices, prompt, answer_id)
-        return EventStream(chunks, state.driver, subscription)
-    await run_to_end(state, request.receive, subscription, choices)
-    answer = responses.chat_response(
-        answer_id,
-        prompt.model,
-        [choice.whole() for choice in choices],
-        total_counts(choices, len(prompt.ids)),
-        created=responses.now(),
-        prompt_token_ids=list(prompt.ids) if prompt.fields.return_token_ids else None,
-    )
-    return json_response(answer | timings_of(choice.text for choice in choices))
+    return await respond(state, request, subscription, prompt.fields, ChatAnswer(answer_id, prompt, choices))
 
 
 def prepare(state: ServerState, body: bytes) -> ChatPrompt:
@@ -127,48 +166,3 @@ def prepare(state: ServerState, body: bytes) -> ChatPrompt:
     rendered = state.encoding.render(conversation(fields, state.encoding.abilities, state.template_defaults))
     ids = state.tokenizer.encode_prompt(rendered.pieces)
     return ChatPrompt(fields, model, tuple(ids), rendered.in_reasoning)
-
-
-async def stream(
-    state: ServerState, subscription: Subscription, choices: Sequence[ChatChoice], prompt: ChatPrompt, answer_id: str
-) -> AsyncIterator[bytes]:
-    """One block of events a step. An error after the start is an event, since the status is sent by then."""
-    chunks = sse.ChatStream(answer_id, prompt.model, responses.now())
-    try:
-        async for events in batches(subscription):
-            block = [] if events else [sse.KEEP_ALIVE]
-            for choice, deltas in feed(state, subscription, choices, events):
-                block += choice_chunks(chunks, choice, deltas, prompt)
-            if block:
-                yield b"".join(block)
-    except RequestError as error:
-        yield sse.error_event(error) + sse.DONE
-        return
-    if prompt.fields.include_usage:
-        yield chunks.usage(total_counts(choices, len(prompt.ids)), timings_of(choice.text for choice in choices))
-    yield sse.DONE
-
-
-def choice_chunks(
-    chunks: sse.ChatStream, choice: ChatChoice, deltas: Sequence[ParseEvent], prompt: ChatPrompt
-) -> list[bytes]:
-    """The chunks of one event; the role comes with the first token, so that a chunk means that the prompt was read."""
-    counts = choice.counts(len(prompt.ids)) if prompt.fields.continuous_usage else None
-    out = []
-    if not choice.opened:
-        choice.opened = True
-        ids = prompt.ids if choice.wants_ids else None
-        out.append(chunks.role(choice.index, prompt_token_ids=ids, usage=counts))
-    logprobs = choice.logprobs.take() if choice.logprobs is not None else None
-    new_ids = choice.text.take_new_ids() if choice.wants_ids else None
-    out += chunks.deltas(choice.index, deltas, logprobs=logprobs or None, token_ids=new_ids or None, usage=counts)
-    if choice.text.ended is not None:
-        out.append(chunks.finish(choice.index, choice.finish_reason, stop_reason=choice.stop_reason, usage=counts))
-    return out
-
-
-def total_counts(choices: Sequence[ChatChoice], prompt_tokens: int) -> Json:
-    """Usage of the whole answer: the prompt counts once, and what its first choice found cached."""
-    ended = choices[0].text.ended
-    parts = [choice.counts(prompt_tokens) for choice in choices]
-    return responses.total_usage(parts, prompt_tokens, cached=ended.cached_tokens if ended is not None else 0)

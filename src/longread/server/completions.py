@@ -3,7 +3,7 @@
 Knows: the older response shapes. Must not know: chat. ``echo``, ``suffix`` and ``best_of`` are refused by the wire.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from starlette.requests import Request
@@ -11,13 +11,11 @@ from starlette.responses import Response
 
 from longread.server.body import offload, read_body
 from longread.server.driver import Subscription
-from longread.server.errors import json_response
 from longread.server.output import ChoiceText, TokenLogprobs, timings_of
 from longread.server.state import ServerState, state_of
-from longread.server.streaming import EventStream
-from longread.server.work import batches, engine_requests, feed, new_id, run_to_end, start
+from longread.server.work import engine_requests, new_id, respond, start
 from longread.spec.engine import FinishEvent, TokenEvent
-from longread.spec.errors import InvalidRequestError, RequestError
+from longread.spec.errors import InvalidRequestError
 from longread.wire import responses, sse
 from longread.wire.body import parse_json
 from longread.wire.responses import Json
@@ -49,11 +47,13 @@ class CompletionChoice:
         self._offset = 0
 
     def token(self, event: TokenEvent) -> list[str]:
+        """The text that one token made certain."""
         if self._logprobs is not None:
             self._logprobs.add(event)
         return self._keep(self.text.push(event))
 
     def finish(self, event: FinishEvent, subscription: Subscription) -> list[str]:
+        """The last text. Raises the error of a request that did not end by itself."""
         return self._keep(self.text.finish(event, subscription))
 
     def _keep(self, text: str) -> list[str]:
@@ -64,10 +64,12 @@ class CompletionChoice:
 
     @property
     def stop_reason(self) -> str | int | None:
+        """The stop string or stop token that ended it, None for the model's own end."""
         return self.text.stop_reason(self._eos_id)
 
     @property
     def cached_tokens(self) -> int:
+        """Prompt tokens found in the prefix cache; 0 until the choice has ended."""
         return self.text.ended.cached_tokens if self.text.ended is not None else 0
 
     def take_logprobs(self) -> Json | None:
@@ -80,9 +82,11 @@ class CompletionChoice:
         return responses.completion_logprobs(entries, offset)
 
     def counts(self) -> Json:
+        """Usage of this choice alone, so far."""
         return responses.usage(self.prompt_tokens, self.text.completion_tokens, cached=self.cached_tokens)
 
     def whole(self) -> Json:
+        """The choice in one piece, once it has ended."""
         return responses.completion_choice(
             self.index,
             "".join(self._parts),
@@ -93,7 +97,57 @@ class CompletionChoice:
         )
 
 
+class CompletionAnswer:
+    """All choices of one call, in the older shapes."""
+
+    def __init__(self, answer_id: str, prompts: CompletionPrompts, choices: Sequence[CompletionChoice]):
+        self.choices = choices
+        self._id = answer_id
+        self._prompts = prompts
+        self._created = responses.now()
+        self._stream = sse.CompletionStream(answer_id, prompts.model, self._created)
+
+    def chunks(self, choice: CompletionChoice, found: Sequence[str]) -> list[bytes]:
+        """A chunk of text where there is any, or its logprobs or ids; the end is a chunk of its own."""
+        counts = choice.counts() if self._prompts.fields.continuous_usage else None
+        text, index, logprobs = "".join(found), choice.index, choice.take_logprobs()
+        new_ids = choice.text.take_new_ids() if choice.wants_ids else None
+        out = []
+        if text or logprobs or new_ids:
+            out.append(self._stream.text(index, text, logprobs=logprobs, token_ids=new_ids, usage=counts))
+        if choice.text.ended is not None:
+            reason = choice.text.finish_reason
+            out.append(self._stream.finish(index, reason, stop_reason=choice.stop_reason, usage=counts))
+        return out
+
+    def usage_chunk(self) -> bytes:
+        """Counts and timings of the whole answer."""
+        return self._stream.usage(self._counts(), timings_of(choice.text for choice in self.choices))
+
+    def whole(self) -> Json:
+        """The answer in one piece."""
+        prompts = self._prompts
+        return responses.completion_response(
+            self._id,
+            prompts.model,
+            [choice.whole() for choice in self.choices],
+            self._counts(),
+            created=self._created,
+            prompt_token_ids=[list(ids) for ids in prompts.ids] if prompts.fields.return_token_ids else None,
+        )
+
+    def _counts(self) -> Json:
+        """Each prompt counts once, and what its first choice found cached."""
+        firsts = self.choices[:: self._prompts.fields.choices]
+        return responses.total_usage(
+            [choice.counts() for choice in self.choices],
+            sum(choice.prompt_tokens for choice in firsts),
+            cached=sum(choice.cached_tokens for choice in firsts),
+        )
+
+
 async def create(request: Request) -> Response:
+    """The route. Raises RequestError for what is refused before anything is sent."""
     state = state_of(request)
     body = await read_body(request, state.options.max_body_bytes)
     prompts = await offload(len(body), lambda: prepare(state, body))
@@ -104,19 +158,7 @@ async def create(request: Request) -> Response:
         for i, ids in enumerate(prompts.ids)
         for n in range(fields.choices)
     ]
-    if fields.stream:
-        chunks = stream(state, subscription, choices, prompts, answer_id)
-        return EventStream(chunks, state.driver, subscription)
-    await run_to_end(state, request.receive, subscription, choices)
-    answer = responses.completion_response(
-        answer_id,
-        prompts.model,
-        [choice.whole() for choice in choices],
-        total_counts(choices, fields.choices),
-        created=responses.now(),
-        prompt_token_ids=[list(ids) for ids in prompts.ids] if fields.return_token_ids else None,
-    )
-    return json_response(answer | timings_of(choice.text for choice in choices))
+    return await respond(state, request, subscription, fields, CompletionAnswer(answer_id, prompts, choices))
 
 
 def prepare(state: ServerState, body: bytes) -> CompletionPrompts:
@@ -134,50 +176,3 @@ def prepare(state: ServerState, body: bytes) -> CompletionPrompts:
         (*bos, *state.tokenizer.encode(prompt, special=True)) if isinstance(prompt, str) else prompt for prompt in texts
     )
     return CompletionPrompts(fields, model, ids)
-
-
-async def stream(
-    state: ServerState,
-    subscription: Subscription,
-    choices: Sequence[CompletionChoice],
-    prompts: CompletionPrompts,
-    answer_id: str,
-) -> AsyncIterator[bytes]:
-    """One block of events a step; an error after the start is an event."""
-    chunks = sse.CompletionStream(answer_id, prompts.model, responses.now())
-    fields = prompts.fields
-    try:
-        async for events in batches(subscription):
-            block = [] if events else [sse.KEEP_ALIVE]
-            for choice, texts in feed(state, subscription, choices, events):
-                block += choice_chunks(chunks, choice, "".join(texts), fields.continuous_usage)
-            if block:
-                yield b"".join(block)
-    except RequestError as error:
-        yield sse.error_event(error) + sse.DONE
-        return
-    if fields.include_usage:
-        yield chunks.usage(total_counts(choices, fields.choices), timings_of(choice.text for choice in choices))
-    yield sse.DONE
-
-
-def choice_chunks(chunks: sse.CompletionStream, choice: CompletionChoice, text: str, counted: bool) -> list[bytes]:
-    counts = choice.counts() if counted else None
-    logprobs = choice.take_logprobs()
-    new_ids = choice.text.take_new_ids() if choice.wants_ids else None
-    out = []
-    if text or logprobs or new_ids:
-        out.append(chunks.text(choice.index, text, logprobs=logprobs, token_ids=new_ids, usage=counts))
-    if choice.text.ended is not None:
-        out.append(chunks.finish(choice.index, choice.text.finish_reason, stop_reason=choice.stop_reason, usage=counts))
-    return out
-
-
-def total_counts(choices: Sequence[CompletionChoice], per_prompt: int) -> Json:
-    """Usage of the whole answer: each prompt counts once, and what its first choice found cached."""
-    firsts = choices[::per_prompt]
-    return responses.total_usage(
-        [choice.counts() for choice in choices],
-        sum(choice.prompt_tokens for choice in firsts),
-        cached=sum(choice.cached_tokens for choice in firsts),
-    )

@@ -1,6 +1,6 @@
-"""From a checked body to running engine requests.
+"""From a checked body to running engine requests, and from their events to an answer, streamed or whole.
 
-Knows: sampling fields, the driver, threads. Must not know: routes, response shapes.
+Knows: sampling fields, the driver, threads, how a stream begins and ends. Must not know: routes, response shapes.
 """
 
 import asyncio
@@ -8,16 +8,21 @@ import uuid
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import Receive
 
 from longread.server.driver import Subscription
-from longread.server.output import ChoiceText
+from longread.server.errors import json_response
+from longread.server.output import ChoiceText, timings_of
 from longread.server.state import ServerState
-from longread.server.streaming import while_connected
+from longread.server.streaming import EventStream, while_connected
 from longread.spec.engine import Event, FinishEvent, GenerationRequest, TokenEvent
-from longread.spec.errors import ContextLengthError
+from longread.spec.errors import ContextLengthError, RequestError
+from longread.wire import sse
+from longread.wire.responses import Json
 from longread.wire.sampling import to_sampling
-from longread.wire.types import ChatRequest, CompletionRequest
+from longread.wire.types import ChatRequest, CompletionRequest, GenerateFields
 
 # A proxy between us and the client may close a silent connection while a long prompt is read.
 KEEPALIVE_SECONDS = 15.0
@@ -26,6 +31,7 @@ OFFLOAD_TOKENS = 16 * 1024
 
 
 def new_id(prefix: str) -> str:
+    """An answer's id, as unique as a UUID."""
     return f"{prefix}-{uuid.uuid4().hex}"
 
 
@@ -90,6 +96,54 @@ class Choice(Protocol):
 
 
 AnyChoice = TypeVar("AnyChoice", bound=Choice)
+
+
+class Answer(Protocol[AnyChoice]):
+    """One HTTP call's answer in its route's shapes."""
+
+    @property
+    def choices(self) -> Sequence[AnyChoice]: ...
+
+    def chunks(self, choice: AnyChoice, found: Sequence[Any]) -> list[bytes]:
+        """The stream's events for what became certain of one choice."""
+        ...
+
+    def usage_chunk(self) -> bytes:
+        """The stream's last event, for a client that asked for usage."""
+        ...
+
+    def whole(self) -> Json:
+        """The answer in one piece, once every choice has ended."""
+        ...
+
+
+async def respond(
+    state: ServerState, request: Request, subscription: Subscription, fields: GenerateFields, answer: Answer[AnyChoice]
+) -> Response:
+    """Run to the end and answer, or answer with a stream that runs. Raises RequestError before anything is sent."""
+    if fields.stream:
+        return EventStream(_stream(state, subscription, answer, fields.include_usage), state.driver, subscription)
+    await run_to_end(state, request.receive, subscription, answer.choices)
+    return json_response(answer.whole() | timings_of(choice.text for choice in answer.choices))
+
+
+async def _stream(
+    state: ServerState, subscription: Subscription, answer: Answer[AnyChoice], with_usage: bool
+) -> AsyncIterator[bytes]:
+    """One block of events a step. An error after the start is an event, since the status is sent by then."""
+    try:
+        async for events in batches(subscription):
+            block = [] if events else [sse.KEEP_ALIVE]
+            for choice, found in feed(state, subscription, answer.choices, events):
+                block += answer.chunks(choice, found)
+            if block:
+                yield b"".join(block)
+    except RequestError as error:
+        yield sse.error_event(error) + sse.DONE
+        return
+    if with_usage:
+        yield answer.usage_chunk()
+    yield sse.DONE
 
 
 def feed(

@@ -1,4 +1,4 @@
-"""The real OpenAI client against a real server: what a user's program sees. Its import is slow, so collecting skips it."""
+"""The real OpenAI client against a real server: what a user sees. Imported where it is used, so collecting is quick."""
 
 import asyncio
 import json
