@@ -53,6 +53,8 @@ def test_help_is_fast_and_loads_no_torch() -> None:
         best = min(best, _child_seconds() - before)
         assert done.returncode == 0, done.stderr
         assert "serve" in done.stdout
+        if best < 0.3:
+            break
     assert best < 0.3, f"{best:.3f} s"
 
 
@@ -99,6 +101,17 @@ def test_every_command_has_help(command: str, capsys: Capture) -> None:
         (["plan", "DeepSeek-V9"], ["DeepSeek-V9", "DeepSeek-V3"]),
         (["plan", "v4-flsh"], ["'v4-flsh'", "did you mean DeepSeek-V4-Flash?"]),
         (["bench"], ["KIND"]),
+        (["bench", "cpu", "/no/such/checkpoint"], ["/no/such/checkpoint: no such folder"]),
+        (["serve", "x", "--shutdown-timeout", "nan"], ["shutdown_timeout", "nan", "86400"]),
+        (["serve", "x", "--shutdown-timeout", "inf"], ["shutdown_timeout", "inf", "86400"]),
+        (["serve", "x", "--default-chat-template-kwargs", "[" * 100_000], ["kwargs", "nested too deep"]),
+        (["serve", "x", "--default-chat-template-kwargs", "9" * 5000], ["kwargs", "not JSON"]),
+        (["serve", "x" * 5000], ["File name too long"]),
+        (["plan", "x" * 5000], ["File name too long"]),
+        (["plan", ""], ["the model is empty", "V4-Flash"]),
+        (["serve", __file__], [__file__, "is a file; give the folder"]),
+        (["fixture", "/dev/null/x", "--kind", "v3", "--seed", "9" * 30], ["--seed", "9" * 30, str(2**60)]),
+        (["fixture", "a\0b", "--kind", "v3"], ["NUL"]),
         (["--colour"], ["--colour"]),
     ],
 )
@@ -106,6 +119,7 @@ def test_mistakes_are_one_line_and_exit_code_2(argv: list[str], words: list[str]
     line = failing(argv, capsys, 2)
     for word in words:
         assert word in line, line
+    assert len(line) < 1000
 
 
 def test_a_checkpoint_that_is_no_checkpoint(tmp_path: Path, capsys: Capture) -> None:
