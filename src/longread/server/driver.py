@@ -37,9 +37,13 @@ class Observer(Protocol):
         """One output token; seconds since the one before it, None for the first."""
         ...
 
-    def finish(self, event: FinishEvent, reason: str) -> None: ...
+    def finish(self, event: FinishEvent, reason: str) -> None:
+        """A request ended; ``reason`` is the event's, or "stop" where a stop string ended it."""
+        ...
 
-    def rejected(self, count: int) -> None: ...
+    def rejected(self, count: int) -> None:
+        """So many requests were refused because the queue was full."""
+        ...
 
 
 class Subscription:
@@ -67,11 +71,13 @@ class Subscription:
         return events
 
     def push(self, event: Event) -> None:
+        """Add an event; ``wake`` hands it over."""
         self._events.append(event)
         if isinstance(event, FinishEvent):
             self.open -= 1
 
     def wake(self) -> None:
+        """Let ``take`` return."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 

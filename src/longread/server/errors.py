@@ -20,11 +20,13 @@ RETRY_AFTER_SECONDS = 1
 
 
 def error_response(error: RequestError) -> Response:
+    """The answer for an error: its status and body, and Retry-After where trying again helps."""
     headers = {"Retry-After": str(RETRY_AFTER_SECONDS)} if isinstance(error, OverloadedError) else None
     return json_response(error_body(error), status=error.status, headers=headers)
 
 
 def json_response(content: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """Any JSON answer."""
     return Response(orjson.dumps(content), status_code=status, headers=headers, media_type="application/json")
 
 

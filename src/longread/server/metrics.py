@@ -123,9 +123,11 @@ class EngineCollector(Collector):
         self._read = read
 
     def describe(self) -> Iterable[Metric]:
+        """No names in advance: registering must not read an engine that is not there yet."""
         return []
 
     def collect(self) -> Iterable[Metric]:
+        """One family a gauge and counter of EngineStats, and the engine's fixed sizes."""
         current = self._read()
         if current is None:
             return
@@ -196,10 +198,12 @@ class ServerMetrics:
         )
 
     def token(self, gap: float | None) -> None:
+        """One output token, ``gap`` seconds behind the one before it; None for the first."""
         if gap is not None:
             self._itl.observe(gap)
 
     def finish(self, event: FinishEvent, reason: str) -> None:
+        """A request ended. Times count only where a token came, end-to-end and decode only where it ended itself."""
         self._success.labels(model_name=self._model_name, finished_reason=reason).inc()
         times = event.times
         if not times.first_token:
@@ -215,6 +219,7 @@ class ServerMetrics:
             self._tpot.observe((times.finished - times.first_token) / (event.completion_tokens - 1))
 
     def rejected(self, count: int) -> None:
+        """``count`` requests met a full queue."""
         self._rejections.inc(count)
 
     def responded(self, route: str, status: int) -> None:

@@ -62,6 +62,7 @@ class ChoiceText:
 
     @property
     def finish_reason(self) -> str:
+        """The engine's reason, or stop where a stop string ended it. Only once ``ended`` is set."""
         assert self.ended is not None
         return "stop" if self.matched is not None else self.ended.reason
 
@@ -90,6 +91,7 @@ class TokenLogprobs:
         self._entries: list[Json] = []
 
     def add(self, event: TokenEvent) -> None:
+        """Keep the entry of one token."""
         token, raw, logprob = self._entry(event.token_id, event.logprob if event.logprob is not None else LOGPROB_FLOOR)
         self._entries.append(token_logprob(token, raw, logprob, [self._entry(i, p) for i, p in event.top]))
 
@@ -98,6 +100,7 @@ class TokenLogprobs:
         return tokenizer.token_text(token_id), tokenizer.token_bytes(token_id), max(logprob, LOGPROB_FLOOR)
 
     def take(self) -> list[Json]:
+        """Entries since the last call."""
         entries, self._entries = self._entries, []
         return entries
 

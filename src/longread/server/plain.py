@@ -35,12 +35,14 @@ async def ready(request: Request) -> Response:
 
 
 async def models(request: Request) -> Response:
+    """GET /v1/models: every served name. 503 while the model loads."""
     state = state_of(request)
     info = state.driver.engine_info
     return json_response(model_list(state.model_names, created=state.created, max_model_len=info.max_model_len))
 
 
 async def model(request: Request) -> Response:
+    """GET /v1/models/NAME: one of them. 404 for a name that is not served."""
     state = state_of(request)
     info = state.driver.engine_info
     name = state.check_model(request.path_params["model"])
@@ -50,9 +52,11 @@ async def model(request: Request) -> Response:
 
 
 async def metrics(request: Request) -> Response:
+    """GET /metrics: Prometheus text, made off the loop."""
     body = await asyncio.to_thread(state_of(request).metrics.render)
     return Response(body, headers={"Content-Type": CONTENT_TYPE})
 
 
 async def version(request: Request) -> Response:
+    """GET /version."""
     return json_response({"version": state_of(request).version})

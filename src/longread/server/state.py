@@ -43,5 +43,6 @@ class ServerState:
 
 
 def state_of(request: Request) -> ServerState:
+    """The state of the server that this request came to."""
     state: ServerState = request.app.state.server
     return state

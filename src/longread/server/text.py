@@ -41,6 +41,7 @@ def _tokenize(state: ServerState, body: bytes) -> tuple[list[int], list[str] | N
 
 
 async def detokenize(request: Request) -> Response:
+    """The text of ``tokens``, special tokens included. 400 for ids outside the vocabulary."""
     state = state_of(request)
     body = await read_body(request, state.options.max_body_bytes)
     return json_response(responses.detokenize_response(await offload(len(body), lambda: _detokenize(state, body))))

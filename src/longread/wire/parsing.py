@@ -26,11 +26,15 @@ from longread.wire.tools import ToolBlock, closer, openers
 
 @dataclass(frozen=True, slots=True)
 class ReasoningDelta:
+    """More reasoning."""
+
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ContentDelta:
+    """More content."""
+
     text: str
 
 
@@ -45,12 +49,16 @@ class ToolCallStart:
 
 @dataclass(frozen=True, slots=True)
 class ToolArgumentsDelta:
+    """More of the arguments' JSON text of call ``index``."""
+
     index: int
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallEnd:
+    """Call ``index`` is whole."""
+
     index: int
 
 
@@ -68,10 +76,12 @@ class ParsedCall:
 
     @property
     def arguments(self) -> str:
+        """The JSON text as far as it came."""
         return "".join(self.parts)
 
 
 def call_id() -> str:
+    """A new call's id, in OpenAI's shape."""
     return "call_" + secrets.token_hex(12)
 
 
@@ -107,10 +117,12 @@ class OutputParser:
 
     @property
     def reasoning(self) -> str:
+        """All reasoning so far."""
         return "".join(self._reasoning)
 
     @property
     def content(self) -> str:
+        """All content so far."""
         return "".join(self._content)
 
     def feed(self, text: str) -> list[ParseEvent]:
@@ -180,6 +192,7 @@ class OutputParser:
     # The sink of a tool block; text outside of blocks takes the same way.
 
     def text(self, text: str) -> None:
+        """Text that is no markup: reasoning or content, by where it stands."""
         if not text:
             return
         if text.strip():
@@ -188,15 +201,18 @@ class OutputParser:
         self._events.append(ReasoningDelta(text) if self.in_reasoning else ContentDelta(text))
 
     def start(self, name: str) -> None:
+        """A call begins."""
         call = ParsedCall(self._make_id(), name)
         self.calls.append(call)
         self._events.append(ToolCallStart(len(self.calls) - 1, call.id, name))
 
     def arguments(self, text: str) -> None:
+        """More arguments of the last call."""
         if text:
             self.calls[-1].parts.append(text)
             self._events.append(ToolArgumentsDelta(len(self.calls) - 1, text))
 
     def end(self) -> None:
+        """The last call is whole."""
         self.calls[-1].complete = True
         self._events.append(ToolCallEnd(len(self.calls) - 1))

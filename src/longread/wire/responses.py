@@ -13,6 +13,7 @@ Json = dict[str, object]
 
 
 def now() -> int:
+    """Unix seconds, for ``created``."""
     return int(time.time())
 
 
@@ -99,6 +100,7 @@ def _top(entry: Json) -> dict[str, object]:
 
 
 def tool_calls(calls: Sequence[ParsedCall]) -> list[Json]:
+    """A message's ``tool_calls``, in the order the model made them."""
     return [
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
         for call in calls
@@ -147,6 +149,7 @@ def completion_choice(
     logprobs: Json | None = None,
     token_ids: Sequence[int] | None = None,
 ) -> Json:
+    """One choice of the older shape; ``logprobs`` from ``completion_logprobs``."""
     choice: Json = {
         "index": index,
         "text": text,
@@ -162,12 +165,14 @@ def completion_choice(
 def chat_response(
     request_id: str, model: str, choices: Sequence[Json], counts: Json, *, created: int, prompt_token_ids: object = None
 ) -> Json:
+    """The whole answer of /v1/chat/completions; ``counts`` from ``usage``, ``created`` in Unix seconds."""
     return _response("chat.completion", request_id, model, choices, counts, created, prompt_token_ids)
 
 
 def completion_response(
     request_id: str, model: str, choices: Sequence[Json], counts: Json, *, created: int, prompt_token_ids: object = None
 ) -> Json:
+    """The whole answer of /v1/completions; ``prompt_token_ids`` is one list a prompt."""
     return _response("text_completion", request_id, model, choices, counts, created, prompt_token_ids)
 
 
@@ -188,6 +193,7 @@ def _response(
 
 
 def tokenize_response(ids: Sequence[int], max_model_len: int, strings: Sequence[str] | None = None) -> Json:
+    """vLLM's answer of /tokenize; ``strings``: the text of each id."""
     return {
         "count": len(ids),
         "max_model_len": max_model_len,
@@ -197,4 +203,5 @@ def tokenize_response(ids: Sequence[int], max_model_len: int, strings: Sequence[
 
 
 def detokenize_response(text: str) -> Json:
+    """vLLM's answer of /detokenize."""
     return {"prompt": text}

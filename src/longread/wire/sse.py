@@ -22,6 +22,7 @@ def event(data: Json) -> bytes:
 
 
 def error_event(error: RequestError) -> bytes:
+    """An error behind the status line, in the body's shape."""
     return event(error_body(error))
 
 
@@ -112,6 +113,7 @@ class ChatStream(ChunkStream):
     def finish(
         self, index: int, reason: str, *, stop_reason: str | int | None = None, usage: Json | None = None
     ) -> bytes:
+        """The choice's last chunk, with an empty delta."""
         choice = self._choice(index, {}, reason, None) | {"stop_reason": stop_reason}
         return self._chunk([choice], usage)
 
@@ -136,6 +138,7 @@ class CompletionStream(ChunkStream):
         token_ids: Sequence[int] | None = None,
         usage: Json | None = None,
     ) -> bytes:
+        """A piece of text with its logprobs and ids, possibly empty."""
         choice: Json = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None}
         if token_ids is not None:
             choice["token_ids"] = list(token_ids)
@@ -144,5 +147,6 @@ class CompletionStream(ChunkStream):
     def finish(
         self, index: int, reason: str, *, stop_reason: str | int | None = None, usage: Json | None = None
     ) -> bytes:
+        """The choice's last chunk, with no text."""
         choice: Json = {"index": index, "text": "", "logprobs": None, "finish_reason": reason}
         return self._chunk([choice | {"stop_reason": stop_reason}], usage)

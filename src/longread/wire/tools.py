@@ -52,6 +52,7 @@ def openers(syntax: ToolSyntax) -> tuple[str, ...]:
 
 
 def closer(syntax: ToolSyntax) -> str:
+    """The tag that ends a block."""
     return syntax.close(syntax.block) if isinstance(syntax, dsml.Names) else END_CALLS
 
 
@@ -90,6 +91,7 @@ class ToolBlock:
             self._state = self._head
 
     def feed(self, text: str) -> None:
+        """Take text of any size; what became certain goes to the sink."""
         self.rest += text
         while not self.done and self._state():
             pass

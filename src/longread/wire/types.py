@@ -42,6 +42,8 @@ class WireModel(BaseModel):
 
 
 class TextPart(WireModel):
+    """One text of a content list."""
+
     type: Literal["text"]
     text: str
 
@@ -60,6 +62,8 @@ Content = Annotated[str | list[TextPart] | None, BeforeValidator(_text_parts)]
 
 
 class FunctionCall(WireModel):
+    """``arguments`` is the JSON text that the model wrote, not checked: a model may have written it badly."""
+
     name: str = Field(min_length=1)
     arguments: str
 
@@ -100,10 +104,12 @@ class Message(WireModel):
 
     @property
     def thoughts(self) -> str | None:
+        """The reasoning, under whichever of its names it came."""
         return self.reasoning if self.reasoning is not None else self.reasoning_content
 
     @property
     def texts(self) -> tuple[str, ...]:
+        """The content's texts; none where content is null."""
         if self.content is None:
             return ()
         return (self.content,) if isinstance(self.content, str) else tuple(part.text for part in self.content)
@@ -133,16 +139,21 @@ class Tool(WireModel):
 
     @property
     def name(self) -> str:
+        """The function's name."""
         return str(self.function["name"])
 
 
 class StreamOptions(WireModel):
+    """``continuous_usage_stats`` is vLLM's: usage in every chunk."""
+
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
     include_obfuscation: Literal[False] | None = None
 
 
 class JsonSchema(WireModel):
+    """A named schema; OpenAI's other fields do nothing (``fields.JSON_SCHEMA_IGNORED``)."""
+
     name: str = Field(min_length=1)
     json_schema: dict[str, Any] | bool = Field(alias="schema")
 
@@ -155,6 +166,8 @@ class JsonSchema(WireModel):
 
 
 class ResponseFormat(WireModel):
+    """OpenAI's constraint on the answer."""
+
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
@@ -263,18 +276,22 @@ class GenerateFields(WireModel):
 
     @property
     def output_limit(self) -> int | None:
+        """Most output tokens; None: up to the context's end."""
         return self.max_tokens
 
     @property
     def choices(self) -> int:
+        """Answers a prompt."""
         return self.n or 1
 
     @property
     def include_usage(self) -> bool:
+        """Whether a stream ends with usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
     @property
     def continuous_usage(self) -> bool:
+        """Whether every chunk carries usage."""
         return bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
 
@@ -333,6 +350,7 @@ class ChatRequest(GenerateFields, PromptFields):
 
     @property
     def output_limit(self) -> int | None:
+        """``max_completion_tokens``, today's name, or ``max_tokens``."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
@@ -378,6 +396,7 @@ class CompletionRequest(GenerateFields):
 
     @property
     def output_limit(self) -> int | None:
+        """``max_tokens``, 16 where it is not given."""
         return 16 if self.max_tokens is None else self.max_tokens
 
     @property
@@ -409,6 +428,7 @@ class TokenizeChatRequest(PromptFields):
 
     @property
     def offered_tools(self) -> tuple[Tool, ...]:
+        """The tools in the prompt."""
         return tuple(self.tools or ())
 
 

@@ -33,6 +33,7 @@ class ChatEncoding:
 
     @property
     def name(self) -> str:
+        """As ``--chat-encoding`` takes it."""
         return self.abilities.name
 
     @property

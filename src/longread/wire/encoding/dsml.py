@@ -24,9 +24,11 @@ class Names:
     parameter: str
 
     def open(self, name: str) -> str:
+        """Beginning of an opening tag, without its end: attributes may follow."""
         return f"<{DSML}{name}"
 
     def close(self, name: str) -> str:
+        """A closing tag."""
         return f"</{DSML}{name}>"
 
 

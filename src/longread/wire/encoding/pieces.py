@@ -19,6 +19,8 @@ END_THINK = "</think>"
 
 
 class Piece(NamedTuple):
+    """A stretch of a prompt; only where ``markup`` is set may it become a special token."""
+
     text: str
     markup: bool
 
@@ -44,9 +46,11 @@ class PieceWriter:
         self._open: list[str] = []
 
     def text(self, *parts: str) -> None:
+        """Append plain text."""
         self._open.extend(part for part in parts if part)
 
     def markup(self, *tokens: str) -> None:
+        """Append special tokens, each a piece of its own."""
         self._close()
         self._pieces.extend(Piece(token, True) for token in tokens)
 
@@ -66,5 +70,6 @@ class PieceWriter:
             self._open.clear()
 
     def done(self) -> tuple[Piece, ...]:
+        """All pieces so far."""
         self._close()
         return tuple(self._pieces)

@@ -28,10 +28,12 @@ _TOOLS_RULES = (
 
 
 def joined(turn: Turn) -> str:
+    """A turn's text parts, a line each."""
     return "\n".join(turn.parts)
 
 
 def system_text(conv: Conversation) -> str:
+    """All system texts, a blank line apart; V3 to V3.1 have them in front wherever they stood."""
     return "\n\n".join(joined(turn) for turn in conv.turns if turn.role == "system")
 
 

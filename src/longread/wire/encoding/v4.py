@@ -72,6 +72,7 @@ def _user_parts(turn: Turn) -> tuple[str, ...]:
 
 
 def joined(turn: Turn) -> str:
+    """A turn's text parts, a blank line apart."""
     return "\n\n".join(turn.parts)
 
 
