@@ -15,7 +15,7 @@ from longread.kv.runs import FreeRuns
 from longread.kv.snapshots import SnapshotPool
 from longread.spec.state import page_hash
 
-EVERY = settings(deadline=None, derandomize=True, database=None, max_examples=150)
+EVERY = settings(database=None)
 WORDS = st.lists(st.integers(0, 2), max_size=8)
 
 

@@ -296,10 +296,8 @@ def test_random_walk(walk: type[Walk]) -> None:
     run_state_machine_as_test(
         walk,
         settings=settings(
-            max_examples=60,
+            max_examples=settings.default.max_examples * 2 // 3,  # a walk is thirty examples in one
             stateful_step_count=30,
-            deadline=None,
-            derandomize=True,
             database=None,
             phases=[Phase.explicit, Phase.generate],  # shrinking a walk takes minutes: add it by hand
             suppress_health_check=list(HealthCheck),
