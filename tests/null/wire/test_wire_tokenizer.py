@@ -1,6 +1,8 @@
 """Tokenizing and detokenizing with the real V4 tokenizer, and stop strings."""
 
 import json
+import threading
+import time
 
 import pytest
 from hypothesis import given
@@ -68,6 +70,32 @@ def test_special_text_becomes_special_only_when_asked():
     ids = tok.encode_prompt([Piece("<｜User｜>", True), Piece("<｜User｜> a </think>", False), Piece("</think>", True)])
     assert ids[0] == 128803 and ids[-1] == 128822
     assert ids.count(128803) == 1 and ids.count(128822) == 1
+
+
+def longest_stall_while_encoding(tok, text):
+    """This thread's longest pause, as a share of the time that another thread encodes."""
+    spans = []
+
+    def encode():
+        begin = time.perf_counter()
+        tok.encode(text)
+        spans.append(time.perf_counter() - begin)
+
+    thread = threading.Thread(target=encode)
+    stall, last = 0.0, time.perf_counter()
+    thread.start()  # returns when the lock is free
+    while not spans:
+        now = time.perf_counter()
+        stall, last = max(stall, now - last), now
+    stall = max(stall, time.perf_counter() - last)
+    thread.join()
+    return stall / spans[0]
+
+
+def test_other_threads_run_while_a_long_text_is_encoded():
+    text = "def f(x: int) -> str: 深度求索 1234\n" * 4000
+    shares = (longest_stall_while_encoding(v4_tokenizer(), text) for _ in range(3))  # a busy machine may cause one
+    assert any(share < 0.5 for share in shares)
 
 
 def test_markup_that_the_vocabulary_lacks_is_text():
