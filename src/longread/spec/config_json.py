@@ -4,6 +4,7 @@ The file comes from outside: anything in it ends as a spec or as a ``CheckpointE
 """
 
 import json
+import stat
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +26,10 @@ def read_config(path: Path) -> dict[str, object]:
     """
     file = path / "config.json" if path.is_dir() else path
     try:
-        size = file.stat().st_size
+        found = file.stat()
+        if not stat.S_ISREG(found.st_mode):  # reading a pipe would wait for its writer
+            raise CheckpointError(f"{file}: is no regular file; a checkpoint folder needs a config.json")
+        size = found.st_size
         if size > CONFIG_BYTES_MAX:
             raise CheckpointError(f"{file}: {size} bytes; a config.json has at most {CONFIG_BYTES_MAX}")
         text = file.read_text(encoding="utf-8")

@@ -48,6 +48,7 @@ from longread.weights.safetensors import INDEX_NAME, MAX_HEADER_BYTES, TORCH_DTY
 
 Progress = Callable[[int, int], None]  # (bytes read, bytes to read)
 CHECKED_BYTES = 4 << 20
+MAX_FILE_NAME = 255  # bytes, of every usual file system
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 _PLAIN = ("bfloat16", "float16", "float32")
 _SCALES = ("float32", "float8_e8m0")
@@ -245,8 +246,10 @@ def _skipped(name: str, spec: ModelSpec) -> bool:
 
 def _read_index(path: Path) -> dict[str, str] | None:
     """Tensor name -> file name, or None without an index. A file name must be a plain name in the same directory."""
-    if not path.is_file():
+    if not os.path.lexists(path):
         return None
+    if not path.is_file():  # a folder, a pipe, or a link to nothing: without its index a checkpoint might look complete
+        raise IndexMismatchError(f"{path}: is no regular file; download it again")
     if path.stat().st_size > MAX_HEADER_BYTES:
         raise IndexMismatchError(f"{path}: has {path.stat().st_size} bytes, the limit is {MAX_HEADER_BYTES}")
     try:
@@ -260,6 +263,11 @@ def _read_index(path: Path) -> dict[str, str] | None:
         # The index is data from outside: it must not lead out of its directory.
         if not isinstance(file, str) or Path(file).name != file or "\\" in file or not file.endswith(".safetensors"):
             raise IndexMismatchError(f"{path}: {tensor} is said to lie in {file!r}, which is no plain file name")
+        if len(file.encode(errors="replace")) > MAX_FILE_NAME:
+            raise IndexMismatchError(
+                f"{path}: {tensor} is said to lie in a file whose name has {len(file)} characters; "
+                f"the limit is {MAX_FILE_NAME} bytes"
+            )
     return weight_map
 
 
