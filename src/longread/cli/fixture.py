@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 # As in weights/fixture.py, which loads torch: too slow for --help. A test holds the two together.
 KINDS = ("v2-lite", "v3", "v4-flash", "v4-pro")
+MAX_SEED = 2**60  # as --seed of serve; the generators' own seeds are 64-bit sums of it
 
 
 def add_parser(commands: "_SubParsersAction[Parser]", name: str) -> None:
@@ -25,8 +26,15 @@ def add_parser(commands: "_SubParsersAction[Parser]", name: str) -> None:
         "--quantised", action="store_true", help="store weights as the release does: FP8 blocks, FP4 experts"
     )
     parser.add_argument("--shards", type=count, default=1, help="number of safetensors files")
-    parser.add_argument("--seed", type=whole, default=0, help="seed of the random weights")
+    parser.add_argument("--seed", type=_seed, default=0, help="seed of the random weights")
     parser.set_defaults(run=run, parser=parser)
+
+
+def _seed(text: str) -> int:
+    value = whole(text)
+    if value > MAX_SEED:
+        raise argparse.ArgumentTypeError(f"{text} is above {MAX_SEED}")
+    return value
 
 
 def run(args: argparse.Namespace) -> int:

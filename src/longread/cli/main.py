@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from longread.cli import bench, demo, fixture, plan, serve
-from longread.cli.parser import Parser, UsageError, nearest, refuse_unknown
+from longread.cli.parser import Parser, UsageError, nearest, refuse_unknown, shorten
 from longread.cli.threads import bound_spinning
 from longread.cli.version import version
 from longread.spec.errors import CheckpointError, ConfigError, LongreadError
@@ -50,6 +50,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if traceback:
             raise
         return _say(f"error: {error}", 2 if isinstance(error, ConfigError | CheckpointError) else 1)
+    except OSError as error:  # a path or a device that the user named: what rooms expect to go wrong they say better
+        if traceback:
+            raise
+        named = f": {shorten(repr(error.filename))}" if error.filename is not None else ""
+        return _say(f"error: {error.strerror or error}{named}", 2)
     except Exception as error:  # the process edge
         if traceback:
             raise
@@ -60,6 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
+    if any("\0" in text for text in arguments):
+        raise UsageError("an argument holds a NUL character; no path and no option can")
     parser = build_parser()
     named = next((text for text in arguments if not text.startswith("-")), None)
     if named is not None and named not in COMMANDS:

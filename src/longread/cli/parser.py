@@ -11,6 +11,8 @@ from typing import NoReturn
 from longread.spec.config import parse_tokens
 from longread.spec.errors import ConfigError
 
+QUOTED = 200  # characters
+
 
 class UsageError(ConfigError):
     """The command line cannot be understood."""
@@ -57,6 +59,11 @@ def refuse_unknown(unknown: Sequence[str], parser: Parser) -> None:
     raise UsageError(f"{parser.prog}: unexpected argument {first!r}; see {parser.prog} --help")
 
 
+def shorten(text: str) -> str:
+    """What a message quotes of a text that may be very long."""
+    return text if len(text) <= QUOTED else f"{text[:QUOTED]}... ({len(text):,} characters)"
+
+
 def count(text: str) -> int:
     """Whole numbers >= 1; 8K is 8192 and 8k is 8000, as in the engine's options."""
     try:
@@ -73,7 +80,7 @@ def whole(text: str) -> int:
     try:
         value = int(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+        raise argparse.ArgumentTypeError(f"{shorten(repr(text))} is not a whole number") from None
     if value < 0:
         raise argparse.ArgumentTypeError(f"{text} is below 0")
     return value

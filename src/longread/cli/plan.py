@@ -12,7 +12,7 @@ from longread.plan.machine import probe_machine
 from longread.plan.resolve import resolve
 from longread.spec import count
 from longread.spec.config import ResolvedConfig
-from longread.spec.errors import LongreadError
+from longread.spec.errors import ConfigError, LongreadError
 from longread.spec.model import ModelSpec
 from longread.spec.releases import release
 
@@ -51,6 +51,8 @@ def run(args: argparse.Namespace) -> int:
 
 def find_spec(name: str) -> ModelSpec:
     """Of a checkpoint folder when there is one, else of a release. Raises ConfigError or CheckpointError."""
+    if not name:
+        raise ConfigError("the model is empty; give a checkpoint folder, or a public model such as V4-Flash")
     if Path(name).is_dir():
         return spec_of(Path(name))
     return release(name)

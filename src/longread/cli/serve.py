@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from longread.cli.engine_flags import add_memory_flags, add_serving_flags, options_from
-from longread.cli.parser import Parser, UsageError, whole
+from longread.cli.parser import Parser, UsageError, shorten, whole
 from longread.server.options import ServerOptions
 from longread.spec.config import EngineOptions, parse_bytes
 
@@ -137,19 +137,21 @@ def _read_keys(path: Path | None) -> tuple[str, ...]:
 def _json_list(text: str) -> list[str]:
     value = _json(text)
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON list of texts")
+        raise argparse.ArgumentTypeError(f"{shorten(repr(text))} is not a JSON list of texts")
     return value
 
 
 def _json_object(text: str) -> dict[str, object]:
     value = _json(text)
     if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object")
+        raise argparse.ArgumentTypeError(f"{shorten(repr(text))} is not a JSON object")
     return value
 
 
 def _json(text: str) -> object:
     try:
         return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {error}") from None
+    except RecursionError:
+        raise argparse.ArgumentTypeError(f"{shorten(repr(text))} is nested too deep") from None
+    except ValueError as error:  # json.JSONDecodeError, and Python's limit on the digits of an int
+        raise argparse.ArgumentTypeError(f"{shorten(repr(text))} is not JSON: {error}") from None

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from longread.spec.errors import ConfigError
 
 MEBIBYTE = 1 << 20
+DAY = 86400
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +40,11 @@ class ServerOptions:
             )
         if self.max_body_bytes < 1024:
             raise ConfigError(f"max_body_bytes: {self.max_body_bytes} is below 1024, no request would fit")
-        if self.shutdown_timeout < 0:
-            raise ConfigError(f"shutdown_timeout: {self.shutdown_timeout} is negative")
+        if not 0 <= self.shutdown_timeout <= DAY:  # also refuses nan
+            raise ConfigError(f"shutdown_timeout: {self.shutdown_timeout} is not in 0..{DAY} seconds")
+        for name in self.served_model_name:
+            if not name.strip() or not name.isprintable():
+                raise ConfigError(f"served_model_name: {name[:100]!r} is empty or holds characters that do not print")
         if any(not key.strip() for key in self.api_key):
             raise ConfigError("api_key: a key is empty; leave the option out to serve without keys")
 

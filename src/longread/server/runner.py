@@ -29,8 +29,8 @@ def bind(host: str, port: int) -> socket.socket:
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listener = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise ConfigError(f"host {host!r} cannot be resolved: {error}") from error
+    except (OSError, UnicodeError) as error:  # UnicodeError: what no internationalised name can be
+        raise ConfigError(f"host {host[:100]!r} cannot be resolved: {error}") from error
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)

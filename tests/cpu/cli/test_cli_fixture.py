@@ -43,6 +43,13 @@ def test_a_seed_is_a_checkpoint(tmp_path: Path) -> None:
     assert weights("a", "1") == weights("b", "1") != weights("c", "2")
 
 
+@pytest.mark.parametrize("path", ["/dev/null/x", "/proc/x", "x" * 5000])
+def test_a_path_that_cannot_be_written_is_the_user_s_mistake(path: str, capsys: Capture) -> None:
+    assert cli.main(["fixture", path, "--kind", "v2-lite"]) == 2
+    line = capsys.readouterr().err.strip()
+    assert "\n" not in line and path[:20] in line and "bug" not in line and len(line) < 400
+
+
 def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path, capsys: Capture) -> None:
     kept = tmp_path / "mine.txt"
     kept.write_text("keep me")

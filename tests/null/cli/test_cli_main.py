@@ -102,6 +102,8 @@ def test_every_command_has_help(command: str, capsys: Capture) -> None:
         (["plan", "v4-flsh"], ["'v4-flsh'", "did you mean DeepSeek-V4-Flash?"]),
         (["bench"], ["KIND"]),
         (["bench", "cpu", "/no/such/checkpoint"], ["/no/such/checkpoint: no such folder"]),
+        (["serve", "x", "--served-model-name", "ok", "two\nlines"], ["served_model_name", r"'two\nlines'"]),
+        (["serve", "x", "--served-model-name", ""], ["served_model_name", "empty"]),
         (["serve", "x", "--shutdown-timeout", "nan"], ["shutdown_timeout", "nan", "86400"]),
         (["serve", "x", "--shutdown-timeout", "inf"], ["shutdown_timeout", "inf", "86400"]),
         (["serve", "x", "--default-chat-template-kwargs", "[" * 100_000], ["kwargs", "nested too deep"]),
@@ -126,6 +128,11 @@ def test_a_checkpoint_that_is_no_checkpoint(tmp_path: Path, capsys: Capture) -> 
     assert "config.json" in failing(["serve", str(tmp_path)], capsys, 2)
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     assert "llama" in failing(["plan", str(tmp_path)], capsys, 2)
+
+
+def test_a_config_that_is_a_pipe_is_not_waited_for(tmp_path: Path, capsys: Capture) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    assert "no regular file" in failing(["plan", str(tmp_path)], capsys, 2)
 
 
 def test_a_bug_is_one_line_and_exit_code_1(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:

@@ -30,6 +30,8 @@ def test_a_taken_port_is_refused_with_what_to_do() -> None:
 def test_an_unknown_host_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"no\.such\.host\.invalid"):
         bind("no.such.host.invalid", 0)
+    with pytest.raises(ConfigError, match="cannot be resolved"):
+        bind("é" * 300, 0)
 
 
 @pytest.mark.parametrize("sig", [signal.SIGINT, signal.SIGTERM])
