@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from longread.spec.engine import GrammarSpec
 from longread.spec.errors import EngineFailedError, InvalidRequestError
+from longread.spec.limits import MAX_GRAMMAR_CHARACTERS
 
-MAX_GRAMMAR_CHARACTERS = 256 * 1024
 MAX_NESTING = 64
 MAX_CHOICES = 4096
 COMPILED_KEPT = 64  # grammars kept compiled; a conversation sends the same schema each turn

@@ -153,7 +153,9 @@ async def create(request: Request) -> Response:
     prompt = await offload(len(body), lambda: prepare(state, body))
     answer_id = new_id("chatcmpl")
     after = state.tokenizer.id_of(END_THINK) if prompt.in_reasoning else None
-    requests = engine_requests(prompt.fields, [prompt.ids], answer_id, grammar_after=after)
+    requests = await offload(
+        len(body), lambda: engine_requests(prompt.fields, [prompt.ids], answer_id, grammar_after=after)
+    )
     subscription = await start(state, requests, "messages")
     choices = [ChatChoice(i, state, prompt) for i in range(prompt.fields.choices)]
     return await respond(state, request, subscription, prompt.fields, ChatAnswer(answer_id, prompt, choices))

@@ -152,7 +152,8 @@ async def create(request: Request) -> Response:
     body = await read_body(request, state.options.max_body_bytes)
     prompts = await offload(len(body), lambda: prepare(state, body))
     fields, answer_id = prompts.fields, new_id("cmpl")
-    subscription = await start(state, engine_requests(fields, prompts.ids, answer_id), "prompt")
+    requests = await offload(len(body), lambda: engine_requests(fields, prompts.ids, answer_id))
+    subscription = await start(state, requests, "prompt")
     choices = [
         CompletionChoice(i * fields.choices + n, state, fields, len(ids))
         for i, ids in enumerate(prompts.ids)

@@ -13,6 +13,7 @@ from longread.spec.errors import ContextLengthError, InvalidRequestError
 MAX_LOGPROBS = 20
 MAX_STOP_IDS = 256
 MAX_LOGIT_BIAS = 1024
+MAX_GRAMMAR_CHARACTERS = 256 * 1024
 MAX_SEED = 2**64 - 1
 
 

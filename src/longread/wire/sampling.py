@@ -4,23 +4,23 @@ Defaults are OpenAI's and vLLM's: temperature 1, top_p 1, everything else off. W
 needs text, not ids: stop strings, include_stop_str_in_output, skip_special_tokens, n, stream.
 """
 
+from dataclasses import replace
+
 import orjson
 
 from longread.spec.engine import GrammarSpec, SamplingParams
 from longread.spec.errors import InvalidRequestError
+from longread.spec.limits import MAX_GRAMMAR_CHARACTERS
 from longread.wire.types import ChatRequest, CompletionRequest, GenerateFields
 
 
-def to_sampling(
-    request: ChatRequest | CompletionRequest, *, grammar_after: int | None = None, choice: int = 0
-) -> SamplingParams:
-    """Sampling of one of the ``n`` choices; ``choice`` is added to the seed, so that seeded answers differ and repeat.
+def to_sampling(request: ChatRequest | CompletionRequest, *, grammar_after: int | None = None) -> SamplingParams:
+    """Sampling of the first choice; ``for_choice`` makes the others' of it.
 
     ``grammar_after``: the id of ``</think>`` where the answer starts with reasoning, which no grammar constrains.
-    Raises InvalidRequestError where a schema given as text is not JSON.
+    Raises InvalidRequestError where a schema given as text is not JSON, or a grammar is too long.
     """
     grammar = grammar_of(request)
-    seed = None if request.seed is None else _wrap(request.seed + choice)
     top_k = request.top_k if request.top_k is not None and request.top_k > 0 else 0
     return SamplingParams(
         temperature=_given(request.temperature, 1.0),
@@ -32,7 +32,7 @@ def to_sampling(
         frequency_penalty=_given(request.frequency_penalty, 0.0),
         logit_bias=tuple(sorted((request.logit_bias or {}).items())),
         stop_token_ids=tuple(dict.fromkeys(request.stop_token_ids or ())),
-        seed=seed,
+        seed=request.seed,
         logprobs=wanted_logprobs(request),
         max_tokens=request.output_limit,
         min_tokens=request.min_tokens or 0,
@@ -40,6 +40,13 @@ def to_sampling(
         grammar=grammar,
         grammar_after=grammar_after if grammar is not None else None,
     )
+
+
+def for_choice(first: SamplingParams, choice: int) -> SamplingParams:
+    """Sampling of one of the ``n`` choices: ``choice`` is added to the seed, so that seeded answers differ and repeat.
+    Everything else is shared and not copied: a grammar may be long and the choices many.
+    """
+    return first if first.seed is None or not choice else replace(first, seed=_wrap(first.seed + choice))
 
 
 def wanted_logprobs(request: ChatRequest | CompletionRequest) -> int | None:
@@ -50,7 +57,21 @@ def wanted_logprobs(request: ChatRequest | CompletionRequest) -> int | None:
 
 
 def grammar_of(request: GenerateFields) -> GrammarSpec | None:
-    """``response_format`` or ``structured_outputs`` as the engine's constraint; None where the output is free."""
+    """``response_format`` or ``structured_outputs`` as the engine's constraint; None where the output is free.
+
+    Raises InvalidRequestError where a schema given as text is not JSON, or the grammar is too long.
+    """
+    grammar = _grammar(request)
+    if grammar is not None and len(grammar.value) > MAX_GRAMMAR_CHARACTERS:
+        raise InvalidRequestError(
+            f"the {grammar.kind} grammar has {len(grammar.value)} characters; the limit is {MAX_GRAMMAR_CHARACTERS}",
+            "response_format" if request.structured_outputs is None else "structured_outputs",
+            code="invalid_grammar",
+        )
+    return grammar
+
+
+def _grammar(request: GenerateFields) -> GrammarSpec | None:
     wanted = request.structured_outputs
     if wanted is not None:
         if wanted.json_ is not None:

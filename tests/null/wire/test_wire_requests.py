@@ -7,10 +7,10 @@ import pytest
 
 from longread.spec.engine import GrammarSpec, SamplingParams
 from longread.spec.errors import InvalidRequestError
-from longread.spec.limits import MAX_LOGIT_BIAS, MAX_STOP_IDS
+from longread.spec.limits import MAX_GRAMMAR_CHARACTERS, MAX_LOGIT_BIAS, MAX_STOP_IDS
 from longread.wire.body import MAX_CONTAINERS, MAX_DEPTH, parse_json
 from longread.wire.fields import IGNORED, JSON_SCHEMA_IGNORED, NEUTRAL
-from longread.wire.sampling import to_sampling
+from longread.wire.sampling import for_choice, to_sampling
 from longread.wire.types import (
     ChatRequest,
     CompletionRequest,
@@ -228,7 +228,7 @@ def test_sampling_takes_every_field():
             "n": 3,
         },
     )
-    assert to_sampling(request, choice=1) == SamplingParams(
+    assert for_choice(to_sampling(request), 1) == SamplingParams(
         temperature=0.0,
         top_p=0.5,
         top_k=3,
@@ -272,6 +272,35 @@ def test_grammars(fields, expected):
     params = to_sampling(request, grammar_after=7)
     assert params.grammar == expected
     assert params.grammar_after == (None if expected is None else 7)
+
+
+def test_choices_share_one_grammar():
+    schema = {"type": "object", "title": "x" * 1000}
+    first = to_sampling(validate(ChatRequest, {**ASK, "seed": 1, "structured_outputs": {"json": schema}}))
+    assert [for_choice(first, i).seed for i in range(3)] == [1, 2, 3]
+    assert for_choice(first, 2).grammar is first.grammar
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"structured_outputs": {"json": {"title": "x" * MAX_GRAMMAR_CHARACTERS}}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "x" * (MAX_GRAMMAR_CHARACTERS + 1)}}, "structured_outputs"),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": {"title": "x" * MAX_GRAMMAR_CHARACTERS}},
+                }
+            },
+            "response_format",
+        ),
+    ],
+)
+def test_a_grammar_that_is_too_long_is_refused(fields, param):
+    with pytest.raises(InvalidRequestError, match=f"limit is {MAX_GRAMMAR_CHARACTERS}") as caught:
+        to_sampling(validate(ChatRequest, {**ASK, **fields}))
+    assert caught.value.param == param
 
 
 def test_schema_text_that_is_no_json_is_refused():
