@@ -5,6 +5,7 @@ Knows: ASGI bodies, threads. Must not know: what is in a body.
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from starlette.requests import Request
@@ -14,7 +15,12 @@ from longread.spec.errors import InvalidRequestError, PayloadTooLargeError
 # Above this many bytes parsing and tokenising take milliseconds: they leave the loop, so that open streams go on.
 OFFLOAD_BYTES = 16 * 1024
 
+# Few texts at a time: each costs memory while it is read, and together they must leave the engine its cores.
+OFFLOAD_THREADS = 2
+
 Result = TypeVar("Result")
+
+_threads = ThreadPoolExecutor(OFFLOAD_THREADS, thread_name_prefix="longread-prompt")
 
 
 async def read_body(request: Request, limit: int) -> bytes:
@@ -36,10 +42,13 @@ async def read_body(request: Request, limit: int) -> bytes:
 
 
 async def offload(size: int, call: Callable[[], Result]) -> Result:
-    """Run ``call`` here for small work, on a thread for large work; ``size`` in bytes of input."""
+    """Run ``call`` here for small work, on one of ``OFFLOAD_THREADS`` for large work; ``size`` in bytes of input.
+
+    Cancelled before its turn has come, it does not run.
+    """
     if size <= OFFLOAD_BYTES:
         return call()
-    return await asyncio.to_thread(call)
+    return await asyncio.get_running_loop().run_in_executor(_threads, call)
 
 
 def _too_large(size: int, limit: int) -> PayloadTooLargeError:

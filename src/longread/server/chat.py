@@ -12,7 +12,9 @@ from starlette.responses import Response
 from longread.server.body import offload, read_body
 from longread.server.driver import Subscription
 from longread.server.output import ChoiceText, TokenLogprobs, timings_of
+from longread.server.prompts import encode_pieces
 from longread.server.state import ServerState, state_of
+from longread.server.streaming import while_connected
 from longread.server.work import engine_requests, new_id, respond, start
 from longread.spec.engine import FinishEvent, TokenEvent
 from longread.wire import responses, sse
@@ -150,7 +152,7 @@ async def create(request: Request) -> Response:
     """The route. Raises RequestError for what is refused before anything is sent."""
     state = state_of(request)
     body = await read_body(request, state.options.max_body_bytes)
-    prompt = await offload(len(body), lambda: prepare(state, body))
+    prompt = await while_connected(request.receive, offload(len(body), lambda: prepare(state, body)))
     answer_id = new_id("chatcmpl")
     after = state.tokenizer.id_of(END_THINK) if prompt.in_reasoning else None
     requests = await offload(
@@ -166,5 +168,4 @@ def prepare(state: ServerState, body: bytes) -> ChatPrompt:
     fields = validate(ChatRequest, parse_json(body))
     model = state.check_model(fields.model)
     rendered = state.encoding.render(conversation(fields, state.encoding.abilities, state.template_defaults))
-    ids = state.tokenizer.encode_prompt(rendered.pieces)
-    return ChatPrompt(fields, model, tuple(ids), rendered.in_reasoning)
+    return ChatPrompt(fields, model, encode_pieces(state, rendered.pieces), rendered.in_reasoning)

@@ -12,7 +12,9 @@ from starlette.responses import Response
 from longread.server.body import offload, read_body
 from longread.server.driver import Subscription
 from longread.server.output import ChoiceText, TokenLogprobs, timings_of
+from longread.server.prompts import encode_text
 from longread.server.state import ServerState, state_of
+from longread.server.streaming import while_connected
 from longread.server.work import engine_requests, new_id, respond, start
 from longread.spec.engine import FinishEvent, TokenEvent
 from longread.spec.errors import InvalidRequestError
@@ -150,7 +152,7 @@ async def create(request: Request) -> Response:
     """The route. Raises RequestError for what is refused before anything is sent."""
     state = state_of(request)
     body = await read_body(request, state.options.max_body_bytes)
-    prompts = await offload(len(body), lambda: prepare(state, body))
+    prompts = await while_connected(request.receive, offload(len(body), lambda: prepare(state, body)))
     fields, answer_id = prompts.fields, new_id("cmpl")
     requests = await offload(len(body), lambda: engine_requests(fields, prompts.ids, answer_id))
     subscription = await start(state, requests, "prompt")
@@ -172,8 +174,6 @@ def prepare(state: ServerState, body: bytes) -> CompletionPrompts:
             f"prompt: {len(texts)} prompts times n={fields.choices} exceed {MAX_CHOICES} choices; send less at once",
             param="prompt",
         )
-    bos = () if fields.add_special_tokens is False else (state.tokenizer.bos_id,)
-    ids = tuple(
-        (*bos, *state.tokenizer.encode(prompt, special=True)) if isinstance(prompt, str) else prompt for prompt in texts
-    )
+    bos = fields.add_special_tokens is not False
+    ids = tuple(encode_text(state, prompt, bos) if isinstance(prompt, str) else prompt for prompt in texts)
     return CompletionPrompts(fields, model, ids)

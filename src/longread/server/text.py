@@ -8,7 +8,9 @@ from starlette.responses import Response
 
 from longread.server.body import offload, read_body
 from longread.server.errors import json_response
+from longread.server.prompts import check_count, encode_pieces, encode_text
 from longread.server.state import ServerState, state_of
+from longread.server.streaming import while_connected
 from longread.spec.errors import InvalidRequestError
 from longread.wire import responses
 from longread.wire.body import parse_json
@@ -21,21 +23,20 @@ async def tokenize(request: Request) -> Response:
     state = state_of(request)
     limit = state.driver.engine_info.max_model_len
     body = await read_body(request, state.options.max_body_bytes)
-    ids, strings = await offload(len(body), lambda: _tokenize(state, body))
+    ids, strings = await while_connected(request.receive, offload(len(body), lambda: _tokenize(state, body)))
     return json_response(responses.tokenize_response(ids, limit, strings))
 
 
-def _tokenize(state: ServerState, body: bytes) -> tuple[list[int], list[str] | None]:
+def _tokenize(state: ServerState, body: bytes) -> tuple[tuple[int, ...], list[str] | None]:
     data = parse_json(body)
     fields: TokenizeChatRequest | TokenizeTextRequest
     if isinstance(data, dict) and "messages" in data:
         fields = validate(TokenizeChatRequest, data)
         rendered = state.encoding.render(conversation(fields, state.encoding.abilities, state.template_defaults))
-        ids = state.tokenizer.encode_prompt(rendered.pieces)
+        ids = encode_pieces(state, rendered.pieces)
     else:
         fields = validate(TokenizeTextRequest, data)
-        bos = [] if fields.add_special_tokens is False else [state.tokenizer.bos_id]
-        ids = [*bos, *state.tokenizer.encode(fields.prompt, special=True)]
+        ids = encode_text(state, fields.prompt, fields.add_special_tokens is not False)
     state.check_model(fields.model)
     return ids, [state.tokenizer.token_text(i) for i in ids] if fields.return_token_strs else None
 
@@ -44,12 +45,14 @@ async def detokenize(request: Request) -> Response:
     """The text of ``tokens``, special tokens included. 400 for ids outside the vocabulary."""
     state = state_of(request)
     body = await read_body(request, state.options.max_body_bytes)
-    return json_response(responses.detokenize_response(await offload(len(body), lambda: _detokenize(state, body))))
+    text = await while_connected(request.receive, offload(len(body), lambda: _detokenize(state, body)))
+    return json_response(responses.detokenize_response(text))
 
 
 def _detokenize(state: ServerState, body: bytes) -> str:
     fields = validate(DetokenizeRequest, parse_json(body))
     state.check_model(fields.model)
+    check_count(state, len(fields.tokens), "tokens")
     size = state.tokenizer.vocab_size
     bad = next((i for i in fields.tokens if i >= size), None)
     if bad is not None:

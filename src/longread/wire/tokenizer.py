@@ -6,8 +6,9 @@ templates. Encoding releases the interpreter lock, so that long prompts may be e
 calls only the batch ones do.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import orjson
 from tokenizers import Tokenizer as RawTokenizer
@@ -33,6 +34,18 @@ def _encode(tokenizer: RawTokenizer, text: str) -> list[int]:
     return list(tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
 
+def _longest_token(parsed: Mapping[str, Any]) -> int | None:
+    """Bytes that one token stands for at most; None where a token may swallow any number (a normalizer, stripping)."""
+    normalizer = parsed.get("normalizer")
+    if normalizer is not None and normalizer.get("normalizers") != []:
+        return None
+    if any(token.get("lstrip") or token.get("rstrip") for token in parsed["added_tokens"]):
+        return None
+    letters = frozenset(_BYTES)  # one a byte
+    sizes = [len(token) if letters.issuperset(token) else len(token.encode()) for token in parsed["model"]["vocab"]]
+    return max([1, *sizes, *(len(token["content"].encode()) for token in parsed["added_tokens"])])
+
+
 class Tokenizer:
     """One checkpoint's tokenizer. Thread-safe: nothing changes after construction."""
 
@@ -47,6 +60,7 @@ class Tokenizer:
         self._markup = {token["content"]: int(token["id"]) for token in added}
         self._contents = {i: content for content, i in self._markup.items()}
         self._hidden = frozenset(int(token["id"]) for token in added if token["special"])
+        self._longest = _longest_token(parsed)
         self.vocab_size = self._marked.get_vocab_size(with_added_tokens=True)
         self.bos_id = bos_id
         self.eos_id = eos_id
@@ -92,6 +106,12 @@ class Tokenizer:
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Ids of a text, without BOS. ``special``: markup inside the text becomes special tokens."""
         return _encode(self._marked if special else self._plain, text)
+
+    def least_tokens(self, texts: Iterable[str]) -> int:
+        """No encoding of the texts, one behind the other, has fewer ids: what cannot fit is known without encoding."""
+        if self._longest is None:
+            return 0
+        return -(-sum(len(text.encode()) for text in texts) // self._longest)
 
     def encode_prompt(self, pieces: Sequence[Piece]) -> list[int]:
         """Ids of a rendered prompt. Markup that this vocabulary lacks (``<think>`` in V3) is written as plain text."""

@@ -5,7 +5,7 @@ import json
 import random
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import httpx
@@ -185,6 +185,34 @@ def test_tokenize_and_detokenize_round_trip(server: Serving, http: httpx.Client)
     http.post(CHAT, json=HELLO)
     assert tuple(chat["tokens"]) == server.answers.seen[-1].prompt
     error_of(http.post("/detokenize", json={"tokens": [10**6]}), 400)
+
+
+@pytest.mark.parametrize(
+    ("route", "field", "wrap"),
+    [
+        (CHAT, "messages", lambda text: [{"role": "user", "content": text}]),
+        ("/v1/completions", "prompt", str),
+        ("/v1/completions", "prompt", lambda text: ["short", text]),
+        ("/tokenize", "prompt", str),
+        ("/tokenize", "messages", lambda text: [{"role": "user", "content": text}]),
+    ],
+)
+def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(
+    server: Serving, http: httpx.Client, route: str, field: str, wrap: Callable[[str], object]
+) -> None:
+    text = "word " * 200_000
+    assert server.state.tokenizer.least_tokens([text]) > server.engine.info.max_model_len
+    error = error_of(http.post(route, json={field: wrap(text)}), 400)
+    assert "max_model_len is 4096 tokens, but the text has 1000" in error["message"]
+    assert "at least" in error["message"] and "output" not in error["message"]
+    assert (error["param"], error["code"]) == (field, "context_length_exceeded")
+
+
+def test_more_ids_than_a_context_holds_are_not_detokenized(http: httpx.Client) -> None:
+    assert http.post("/detokenize", json={"tokens": [300] * 4096}).status_code == 200
+    error = error_of(http.post("/detokenize", json={"tokens": [300] * 4097}), 400)
+    assert "4097 token ids are given, max_model_len is 4096" in error["message"]
+    assert error["param"] == "tokens"
 
 
 def test_health_ready_and_version(http: httpx.Client) -> None:

@@ -7,7 +7,7 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wiretok import v4_tokenizer
+from wiretok import TOKENIZER_DIR, v4_tokenizer
 
 from longread.spec.errors import CheckpointError
 from longread.wire.detokenize import IncrementalDetokenizer, StopChecker
@@ -50,6 +50,23 @@ def test_any_ids_stream_to_what_decode_gives(ids, skip):
     tok = v4_tokenizer()
     detok = IncrementalDetokenizer(tok, skip_special=skip)
     assert "".join(map(detok.push, ids)) + detok.flush() == tok.decode(ids, skip_special=skip)
+
+
+@given(st.lists(st.text("ab -\n中é😀<", max_size=60), max_size=3))
+def test_no_text_has_fewer_tokens_than_its_length_says(texts):
+    tok = v4_tokenizer()
+    assert tok.least_tokens(texts) <= len(tok.encode("".join(texts), special=True))
+
+
+def test_a_long_text_is_known_to_be_long_unless_tokens_may_swallow_text():
+    tok = v4_tokenizer()
+    assert tok.least_tokens(["a" * 10**6]) > 10**6 / 256
+    longest = max((tok.token_bytes(i) for i in range(tok.vocab_size)), key=len)
+    assert tok.least_tokens([longest.decode(), "x"]) == 2 == 1 + tok.least_tokens([longest.decode()])
+    document = json.loads((TOKENIZER_DIR / "tokenizer.json").read_text())
+    document["added_tokens"][0]["rstrip"] = True
+    stripping = Tokenizer(json.dumps(document).encode(), bos_id=0, eos_id=1)
+    assert stripping.least_tokens(["a" * 10**6]) == 0
 
 
 def test_an_unfinished_character_is_held_back():
