@@ -113,30 +113,35 @@ def assert_equal(case: Case, prompt: list[int], events: list[TokenEvent]) -> Non
 
 
 def test_chunk_sizes(case: Case) -> None:
+    """The logits behind the prompt and behind each of 64 greedy tokens, however the prompt was cut."""
     text = case.prompt(265)
-    rows: list[Tensor] = []
-    for size in (7, 33) if case.quantised else (1, 3, 7, 16, 33, 256):
-        with case.engine(batched=size).session() as session:
+    expected: Tensor | None = None
+    for size in (256, 33, 16, 7, 3, 1):
+        with case.engine(batched=size, pages=4).session() as session:
             session.sync(text)
-            if not rows:
-                expected = case.logits([*text, int(session.logits.argmax())])
-                rows = [expected[-2], expected[-1]]
-            torch.testing.assert_close(session.logits, rows[0], atol=TOLERANCE, rtol=0)
-            session.step(GREEDY)
-            torch.testing.assert_close(session.logits, rows[1], atol=TOLERANCE, rtol=0)
+            rows = [session.logits]
+            for _ in range(NEW):
+                session.step(GREEDY)
+                rows.append(session.logits)
+            if expected is None:
+                expected = case.logits(list(session.tokens))[len(text) - 1 :]
+            torch.testing.assert_close(torch.stack(rows), expected, atol=TOLERANCE, rtol=0)
+            assert list(session.tokens[len(text) :]) == expected[:-1].argmax(-1).tolist()
 
 
-def test_batch_prefix_hit_and_slot_reuse(case: Case) -> None:
+def test_batch_prefix_hit_next_turn_and_slot_reuse(case: Case) -> None:
     engine = case.engine(batched=100)
     prompts = {str(n): case.prompt(n, seed=n) for n in (3, 40, 270, 515)}
     tokens, _ = run(engine, prompts)
     for name, prompt in prompts.items():
         assert_equal(case, prompt, tokens[name])
-    again = {"270": prompts["270"], "longer": prompts["515"] + case.prompt(20, seed=9), "1": case.prompt(1, seed=5)}
-    tokens, ends = run(engine, again)  # slots are reused; "1" is a short prompt after long ones
+    answer = [event.token_id for event in tokens["515"]]
+    again = {"270": prompts["270"], "turn": prompts["515"] + answer + case.prompt(20, seed=9)}
+    short = {str(n): case.prompt(n, seed=20 + n) for n in (1, 2, 3)}  # in slots that long prompts have left
+    tokens, ends = run(engine, again | short)
     assert ends["270"].cached_tokens >= 256
-    assert ends["longer"].cached_tokens >= 512
-    for name, prompt in again.items():
+    assert ends["turn"].cached_tokens == 515 + NEW - 1, "the next turn starts where the last one ended"
+    for name, prompt in (again | short).items():
         assert_equal(case, prompt, tokens[name])
 
 
@@ -157,16 +162,3 @@ def test_evicted_and_read_again(case: Case) -> None:
     tokens, ends = run(engine, {"again": first})
     assert ends["again"].cached_tokens < 512, "it was not evicted"
     assert_equal(case, first, tokens["again"])
-
-
-def test_session_logits_for_64_steps(case: Case) -> None:
-    text = case.prompt(250, seed=4)
-    with case.engine().session() as session:
-        session.sync(text)
-        rows = [session.logits]
-        for _ in range(NEW):
-            session.step(GREEDY)
-            rows.append(session.logits)
-        expected = case.logits(list(session.tokens))[len(text) - 1 :]
-        torch.testing.assert_close(torch.stack(rows), expected, atol=TOLERANCE, rtol=0)
-        assert list(session.tokens[len(text) :]) == expected[:-1].argmax(-1).tolist()

@@ -3,6 +3,7 @@
 import inspect
 import time
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 from toy_model import EOS, MLA_GROUPS, RING_GROUPS, VOCAB, ToyModel, toy_engine
@@ -191,6 +192,22 @@ def test_a_resumed_request_is_looked_up_once_and_evictions_are_counted() -> None
     run(engine, *(GenerationRequest(f"n{i}", prompt(900, i), GREEDY) for i in range(4)))
     stats = engine.stats()
     assert stats.pages_evicted > 0 < stats.snapshots_evicted
+
+
+@pytest.mark.parametrize("groups", [MLA_GROUPS, RING_GROUPS], ids=["mla", "ring"])
+def test_each_turn_starts_where_the_last_one_ended(groups: tuple) -> None:
+    engine, text, computed = toy_engine(groups), [*prompt(300)], 0
+    for turn in range(4):
+        stops = turn % 2  # a stop token is not part of the answer; the last token of a cut answer is not computed
+        sampling = replace(GREEDY, max_tokens=90, logit_bias=((EOS, 100.0),) if stops else (), ignore_eos=not stops)
+        sampling = replace(sampling, min_tokens=40 if stops else 0)
+        said, end = run(engine, GenerationRequest(f"t{turn}", tuple(text), sampling))[f"t{turn}"]
+        assert end.reason == ("stop" if stops else "length")
+        fresh, _ = run(toy_engine(groups), GenerationRequest("r", tuple(text), sampling))["r"]
+        assert said == fresh
+        assert end.cached_tokens == computed
+        computed = len(text) + len(said) - (not stops)
+        text += [*said, *prompt(33, seed=turn)]
 
 
 def test_same_prompts_at_once_are_computed_once() -> None:
