@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from longread.engine import sampler as sampling
@@ -71,7 +71,6 @@ params_strategy = st.builds(
 tokens_strategy = st.lists(st.integers(0, VOCAB - 1), max_size=12)
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     rows=st.lists(st.tuples(params_strategy, tokens_strategy, tokens_strategy), min_size=1, max_size=5),
     seed=st.integers(0, 1000),

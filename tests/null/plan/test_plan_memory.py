@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from longread.plan.memory import memory_plan, page_bytes, slot_bytes, workspace_bytes
@@ -15,7 +15,6 @@ NAMES = ["DeepSeek-V2-Lite", "DeepSeek-V3", "DeepSeek-V4-Flash", "DeepSeek-V4-Pr
 COUNTS = st.integers(0, 1000)
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.sampled_from(NAMES), st.sampled_from(["float32", "bfloat16"]), COUNTS, COUNTS, COUNTS)
 def test_cache_parts_are_the_bytes_of_the_state_groups(
     name: str, dtype: str, pages: int, slots: int, snaps: int

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from longread.plan.machine import Machine
@@ -174,7 +174,6 @@ def test_models_that_do_not_run_are_refused() -> None:
 OPTIONAL = st.none() | st.integers(1, 2**40) | st.integers(1, 4096)
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     st.sampled_from([TINY_V2, TINY_V4]),
     OPTIONAL,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from longread.spec.config_json import read_config, require_runnable, spec_from_config
@@ -262,7 +262,6 @@ MUTATION = st.sampled_from(sorted(CONFIGS)).flatmap(
 )
 
 
-@settings(max_examples=200, deadline=None)
 @given(MUTATION)
 def test_a_mutated_config_is_a_spec_or_a_checkpoint_error(
     case: tuple[str, list[tuple[str, object]], list[str]],
@@ -287,7 +286,6 @@ def test_a_mutated_config_is_a_spec_or_a_checkpoint_error(
         assert spec.layers > 0
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     st.dictionaries(st.text(max_size=8) | st.integers() | st.none(), JUNK, max_size=5), st.sampled_from(sorted(CONFIGS))
 )
