@@ -20,7 +20,8 @@ from longread.spec.limits import MAX_GRAMMAR_CHARACTERS
 
 MAX_NESTING = 64
 MAX_CHOICES = 4096
-COMPILED_KEPT = 64  # grammars kept compiled; a conversation sends the same schema each turn
+COMPILED_KEPT = 32  # grammars kept compiled; a conversation sends the same schema each turn
+COMPILED_CHARACTERS = 512 * 1024  # of the kept ones' sources together: compiled, a character takes 25 to 150 bytes
 USES_KEPT = 256  # copies share a lexer that grows with use and fails at a limit, so a compiled grammar is renewed ...
 USES_LIMIT = 1024  # ... where a request is validated; on the engine's thread only if very many choices came of a few
 
@@ -116,13 +117,14 @@ class GrammarCompiler:
         return self._keep(spec)
 
     def _keep(self, spec: GrammarSpec) -> _Compiled:
-        """Compile, outside the lock; the least recently used of too many is forgotten."""
+        """Compile, outside the lock; the least recently used of too many, or of too much text, are forgotten."""
         kept = _Compiled(self._compile(_grammar_text(spec), spec.kind))
         with self._lock:
             self._compiled[spec] = kept
             self._compiled.move_to_end(spec)
-            if len(self._compiled) > COMPILED_KEPT:
-                self._compiled.popitem(last=False)
+            held = sum(len(known.value) for known in self._compiled)
+            while len(self._compiled) > COMPILED_KEPT or held > COMPILED_CHARACTERS:
+                held -= len(self._compiled.popitem(last=False)[0].value)
         return kept
 
     def _compile(self, grammar: str, kind: str) -> LLMatcher:
@@ -203,8 +205,11 @@ def _nesting(text: str) -> int:
 
 
 def _reason(matcher: LLMatcher) -> str:
-    """The library's message, without the mark that its parser state was left out."""
-    return str(matcher.get_error()).replace("<non-verbose/>", "").strip()
+    """The library's message, without the mark that its parser state was left out, or what an internal name means."""
+    reason = str(matcher.get_error()).replace("<non-verbose/>", "").strip()
+    if reason == "NoExtensionBias":
+        return "no text can match it: a part matches nothing, or refers to itself without end"
+    return reason
 
 
 def _refuse(message: str) -> InvalidRequestError:

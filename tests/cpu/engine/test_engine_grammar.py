@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from longread.engine import grammar as grammar_room
 from longread.engine.engine import LocalEngine
-from longread.engine.grammar import MAX_CHOICES, MAX_NESTING, GrammarCompiler
+from longread.engine.grammar import COMPILED_KEPT, MAX_CHOICES, MAX_NESTING, GrammarCompiler
 from longread.engine.load import load_engine
 from longread.spec.config import EngineOptions
 from longread.spec.engine import FinishEvent, GenerationRequest, GrammarSpec, SamplingParams, TokenEvent
@@ -158,6 +158,8 @@ DEEP = '{"type":"object","properties":{"a":' * (MAX_NESTING // 2 + 1) + "true" +
         ("choice", '[""]', "strings"),
         ("choice", json.dumps(["a"] * (MAX_CHOICES + 1)), f"limit is {MAX_CHOICES}"),
         ("choice", "yes", "not JSON"),
+        ("regex", r"[^\s\S]", "no text can match it"),
+        ("json_schema", '{"$ref": "#"}', "refers to itself without end"),
     ],
 )
 def test_what_cannot_be_compiled_is_refused_with_the_reason(
@@ -208,7 +210,17 @@ def test_compiled_once_and_from_many_threads(compiler: GrammarCompiler) -> None:
     before = [s.allowed(1536).tolist() for s in states]
     states[0].consume(before[0].index(True))
     assert states[1].allowed(1536).tolist() == before[1], "states are independent"
-    assert len(compiler._compiled) <= 64
+    assert len(compiler._compiled) <= COMPILED_KEPT
+
+
+def test_kept_grammars_are_bounded_by_their_text(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_room, "COMPILED_CHARACTERS", 250)
+    small, *large = [GrammarSpec("regex", "a"), *(GrammarSpec("regex", letter * 100) for letter in "bcd")]
+    for spec in (small, *large):
+        compiler.prepare(spec)
+    assert list(compiler._compiled) == large[1:], "the least recently used go until the rest fits"
+    compiler.prepare(small)
+    assert list(compiler._compiled) == [*large[1:], small]
 
 
 def test_a_compiled_grammar_is_renewed_and_the_oldest_forgotten(
