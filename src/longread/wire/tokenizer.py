@@ -34,6 +34,58 @@ def _encode(tokenizer: RawTokenizer, text: str) -> list[int]:
     return list(tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
 
+def _read(path: Path) -> bytes | None:
+    """A file's bytes, None where there is none. Raises CheckpointError where it is no file or cannot be read."""
+    try:
+        if not path.exists():
+            return None
+        if not path.is_file():  # opening a pipe would wait for ever
+            raise CheckpointError(f"{path}: not a regular file")
+        return path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def _parse(document: bytes) -> dict[str, Any]:
+    """The parts of a tokenizer.json that are read here, checked. Raises CheckpointError, which names no folder."""
+    try:
+        parsed = orjson.loads(document)
+    except orjson.JSONDecodeError as error:
+        raise CheckpointError(f"tokenizer.json: not valid JSON: {error}") from None
+    model = parsed.get("model") if isinstance(parsed, dict) else None
+    if not isinstance(model, dict):
+        raise CheckpointError("not a tokenizer.json: it has no object 'model'")
+    if model.get("type") != "BPE" or model.get("byte_fallback"):
+        raise CheckpointError(
+            f"tokenizer.json: model type {_short(model.get('type'))} is not supported; DeepSeek's is byte-level BPE"
+        )
+    vocabulary = model.get("vocab")
+    if not isinstance(vocabulary, dict) or not vocabulary or not all(map(_is_id, vocabulary.values())):
+        raise CheckpointError("tokenizer.json: model.vocab must map at least one token to its id, a whole number")
+    if not isinstance(parsed.get("normalizer"), dict | None):
+        raise CheckpointError("tokenizer.json: normalizer must be an object or null")
+    added = parsed.get("added_tokens")
+    if not isinstance(added, list):
+        raise CheckpointError("tokenizer.json: added_tokens must be a list")
+    for i, token in enumerate(added):
+        whole = isinstance(token, dict) and isinstance(token.get("special"), bool) and _is_id(token.get("id"))
+        if not whole or not isinstance(token.get("content"), str) or not token["content"]:
+            raise CheckpointError(
+                f"tokenizer.json: added_tokens[{i}] must have a content, an id (a whole number) and special (a bool), "
+                f"got {_short(token)}"
+            )
+    return dict(parsed)
+
+
+def _is_id(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**31
+
+
+def _short(value: object) -> str:
+    text = str(value) if isinstance(value, Exception) else repr(value)
+    return text if len(text) <= 200 else text[:200] + "…"
+
+
 def _longest_token(parsed: Mapping[str, Any]) -> int | None:
     """Bytes that one token stands for at most; None where a token may swallow any number (a normalizer, stripping)."""
     normalizer = parsed.get("normalizer")
@@ -50,16 +102,18 @@ class Tokenizer:
     """One checkpoint's tokenizer. Thread-safe: nothing changes after construction."""
 
     def __init__(self, document: bytes, *, bos_id: int, eos_id: int):
-        parsed = orjson.loads(document)
-        if parsed["model"]["type"] != "BPE" or parsed["model"].get("byte_fallback"):
-            kind = parsed["model"]["type"]
-            raise CheckpointError(f"tokenizer.json: model type {kind!r} is not supported; DeepSeek's is byte-level BPE")
+        """``document``: a tokenizer.json. Raises CheckpointError for what is none, or no byte-level BPE."""
+        parsed = _parse(document)
         added = parsed["added_tokens"]
-        self._marked = RawTokenizer.from_str(document.decode())
-        self._plain = RawTokenizer.from_str(orjson.dumps(parsed | {"added_tokens": []}).decode())
+        try:
+            self._marked = RawTokenizer.from_str(document.decode())
+            self._plain = RawTokenizer.from_str(orjson.dumps(parsed | {"added_tokens": []}).decode())
+        except Exception as error:  # the library raises Exception itself
+            raise CheckpointError(f"tokenizer.json: the tokenizers library refuses it: {_short(error)}") from error
         self._markup = {token["content"]: int(token["id"]) for token in added}
         self._contents = {i: content for content, i in self._markup.items()}
         self._hidden = frozenset(int(token["id"]) for token in added if token["special"])
+        self._largest_id = max([*parsed["model"]["vocab"].values(), *self._contents])
         self._longest = _longest_token(parsed)
         self.vocab_size = self._marked.get_vocab_size(with_added_tokens=True)
         self.bos_id = bos_id
@@ -73,24 +127,39 @@ class Tokenizer:
         token has another id than the model's config.
         """
         path = checkpoint / "tokenizer.json"
-        try:
-            document = path.read_bytes()
-        except FileNotFoundError:
-            raise CheckpointError(f"{path}: not found; copy the release's tokenizer.json into the checkpoint") from None
+        document = _read(path)
+        if document is None:
+            raise CheckpointError(f"{path}: not found; copy the release's tokenizer.json into the checkpoint")
         try:
             tokenizer = cls(document, bos_id=bos_id, eos_id=eos_id)
-        except (orjson.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-            raise CheckpointError(f"{path}: not a tokenizer.json: {error!r}") from error
-        config = checkpoint / "tokenizer_config.json"
-        if config.exists():
-            tokenizer._agree(config)
+        except CheckpointError as error:
+            raise CheckpointError(f"{checkpoint}: {error}") from error
+        tokenizer._agree(checkpoint / "tokenizer_config.json")
         return tokenizer
 
+    def check_vocabulary(self, size: int) -> None:
+        """Raises CheckpointError where the model has no row for one of the ids. Fewer ids than rows are padding."""
+        if self._largest_id >= size:
+            raise CheckpointError(
+                f"tokenizer.json: its largest id is {self._largest_id}, but config.json's vocab_size is {size}: "
+                "copy the tokenizer of this very release"
+            )
+
     def _agree(self, path: Path) -> None:
-        config = orjson.loads(path.read_bytes())
+        document = _read(path)
+        if document is None:
+            return
+        try:
+            config = orjson.loads(document)
+        except orjson.JSONDecodeError as error:
+            raise CheckpointError(f"{path}: not valid JSON: {error}") from None
+        if not isinstance(config, dict):
+            raise CheckpointError(f"{path}: must be a JSON object, not a {type(config).__name__}")
         for key, expected in (("bos_token", self.bos_id), ("eos_token", self.eos_id)):
             entry = config.get(key)
-            content = entry["content"] if isinstance(entry, dict) else entry
+            content = entry.get("content") if isinstance(entry, dict) else entry
+            if not isinstance(content, str) and entry is not None:
+                raise CheckpointError(f"{path}: {key} must be a text or an object with a text as content")
             if content is not None and self.id_of(content) != expected:
                 raise CheckpointError(
                     f"{path}: {key} {content!r} has id {self.id_of(content)}, but config.json says {expected}"

@@ -1,6 +1,7 @@
 """Tokenizing and detokenizing with the real V4 tokenizer, and stop strings."""
 
 import json
+import os
 import threading
 import time
 
@@ -164,6 +165,86 @@ def test_a_missing_or_wrong_tokenizer_is_a_checkpoint_error(tmp_path):
     (tmp_path / "tokenizer.json").write_text(json.dumps(tiny | {"model": {"type": "Unigram", "vocab": []}}))
     with pytest.raises(CheckpointError, match="'Unigram' is not supported"):
         Tokenizer.open(tmp_path, bos_id=0, eos_id=1)
+
+
+FLAGS = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+ADDED = {"id": 2, "content": "<e>", **FLAGS}
+MODEL = {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}
+TINY = {"version": "1.0", "model": MODEL, "added_tokens": [ADDED]}
+
+
+@pytest.mark.parametrize(
+    ("document", "says"),
+    [
+        (b"", "not valid JSON"),
+        (b"\xff", "not valid JSON"),
+        (b"[]", "no object 'model'"),
+        ({"model": 5}, "no object 'model'"),
+        ({"model": MODEL | {"type": ["x"] * 1000}}, "is not supported"),
+        ({"model": MODEL | {"merges": [["a", "zz"]]}}, "refuses it"),
+        ({"model": MODEL | {"merges": 5}}, "refuses it"),
+        ({"model": MODEL | {"vocab": ["a"]}}, "model.vocab must map"),
+        ({"model": MODEL | {"vocab": {}}}, "model.vocab must map"),
+        ({"model": MODEL | {"vocab": {"a": -1}}}, "model.vocab must map"),
+        ({"model": MODEL | {"vocab": {"a": True}}}, "model.vocab must map"),
+        ({"model": MODEL | {"vocab": {"a": 2**31}}}, "model.vocab must map"),
+        ({"normalizer": 5}, "normalizer must be"),
+        ({"normalizer": {"type": "Nope"}}, "refuses it"),
+        ({"pre_tokenizer": {"type": "Nope"}}, "refuses it"),
+        ({"added_tokens": None}, "added_tokens must be a list"),
+        ({"added_tokens": [5]}, r"added_tokens\[0\] must have"),
+        ({"added_tokens": [ADDED, {"content": "x", **FLAGS}]}, r"added_tokens\[1\] must have"),
+        ({"added_tokens": [ADDED | {"id": -1}]}, r"added_tokens\[0\] must have"),
+        ({"added_tokens": [ADDED | {"content": ""}]}, r"added_tokens\[0\] must have"),
+    ],
+)
+def test_a_bad_tokenizer_json_is_a_checkpoint_error(tmp_path, document, says):
+    data = document if isinstance(document, bytes) else json.dumps(TINY | document).encode()
+    (tmp_path / "tokenizer.json").write_bytes(data)
+    with pytest.raises(CheckpointError, match=says) as caught:
+        Tokenizer.open(tmp_path, bos_id=0, eos_id=1)
+    assert str(tmp_path) in str(caught.value)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (b"{", "not valid JSON"),
+        (b"\xff", "not valid JSON"),
+        (b"[]", "must be a JSON object"),
+        (b'{"bos_token":{}}', "bos_token must be"),
+        (b'{"bos_token":5}', "bos_token must be"),
+        (b'{"eos_token":{"content":["a"]}}', "eos_token must be"),
+        (b'{"eos_token":"nope"}', "has id None, but"),
+    ],
+)
+def test_a_bad_tokenizer_config_is_a_checkpoint_error(tmp_path, config, says):
+    (tmp_path / "tokenizer.json").write_text(json.dumps(TINY))
+    (tmp_path / "tokenizer_config.json").write_bytes(config)
+    with pytest.raises(CheckpointError, match=says):
+        Tokenizer.open(tmp_path, bos_id=0, eos_id=1)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_what_is_no_file_is_a_checkpoint_error(tmp_path, name):
+    (tmp_path / "tokenizer.json").write_text(json.dumps(TINY))
+    for make in (os.mkdir, os.mkfifo):
+        (tmp_path / name).unlink(missing_ok=True)
+        make(tmp_path / name)
+        with pytest.raises(CheckpointError, match="not a regular file"):
+            Tokenizer.open(tmp_path, bos_id=0, eos_id=1)
+        (tmp_path / name).rmdir() if make is os.mkdir else None
+
+
+def test_a_vocabulary_that_the_model_has_no_rows_for_is_refused():
+    tok = Tokenizer(json.dumps(TINY).encode(), bos_id=0, eos_id=1)
+    tok.check_vocabulary(3)
+    with pytest.raises(CheckpointError, match="largest id is 2, but"):
+        tok.check_vocabulary(2)
+    wide = TINY | {"model": MODEL | {"vocab": {"a": 0, "b": 9}}}
+    with pytest.raises(CheckpointError, match="largest id is 9"):
+        Tokenizer(json.dumps(wide).encode(), bos_id=0, eos_id=1).check_vocabulary(9)
 
 
 def naive_stop(text, stops, include, free=0):
