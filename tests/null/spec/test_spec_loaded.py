@@ -15,9 +15,7 @@ def test_a_plain_checkpoint_is_loaded_byte_for_byte():
     assert loaded_bytes(spec, "float32") == 2 * loaded_bytes(spec, "bfloat16")
 
 
-@pytest.mark.parametrize(
-    ("name", "parameters"), [("DeepSeek-V3", 671.03e9), ("DeepSeek-V4-Flash", 284.33e9), ("DeepSeek-V4-Pro", 1573.0e9)]
-)
+@pytest.mark.parametrize(("name", "parameters"), [("DeepSeek-V3", 671.03e9), ("DeepSeek-V4-Flash", 284.33e9)])
 def test_quantised_models_grow_to_two_bytes_a_parameter(name, parameters):
     assert loaded_bytes(release(name), "bfloat16") == pytest.approx(2 * parameters, rel=5e-4)
 
@@ -44,4 +42,3 @@ def test_a_drafter_is_known_by_its_name():
     assert not is_drafter("lm_head.weight", v3)
     assert is_drafter("mtp.2.markov_head.markov_w1.weight", v4)  # DSpark's, whatever the config counts
     assert not is_drafter("layers.42.attn_norm.weight", v4)
-    assert all(is_drafter(t.name, v3) == (t.part == "mtp") for t in inventory(v3))
