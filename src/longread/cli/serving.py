@@ -45,6 +45,7 @@ def serve_checkpoint(
     spec = spec_of(path)
     resolved = resolve(options, spec, probe_machine())
     tokenizer = Tokenizer.open(path, bos_id=spec.bos_id, eos_id=spec.eos_id)
+    tokenizer.check_vocabulary(spec.vocab)
     encoding, why = encoding_for(
         chat_encoding, spec.family, spec.label, path.resolve().name, has_think=tokenizer.has("<think>")
     )

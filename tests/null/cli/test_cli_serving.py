@@ -1,9 +1,16 @@
 """What ``longread serve`` finds out before it opens the port."""
 
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 
+from longread.cli import serving
 from longread.cli.serving import checked_defaults
-from longread.spec.errors import ConfigError
+from longread.server.options import ServerOptions
+from longread.spec.config import EngineOptions
+from longread.spec.errors import CheckpointError, ConfigError
 from longread.wire.encoding import ENCODINGS
 
 
@@ -29,3 +36,14 @@ def test_defaults_that_work_are_kept() -> None:
     assert checked_defaults({}, ENCODINGS["v3"]) is None
     defaults = checked_defaults({"thinking": True, "reasoning_effort": "max", "drop_thinking": False}, ENCODINGS["v4"])
     assert defaults is not None and defaults.reasoning_effort == "max"
+
+
+def test_a_tokenizer_with_more_ids_than_the_model_has_rows_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = {"type": "BPE", "vocab": {"a": 0, "b": 1, "c": 128}, "merges": []}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": model, "added_tokens": []}))
+    monkeypatch.setattr(serving, "spec_of", lambda path: SimpleNamespace(bos_id=0, eos_id=1, vocab=128))
+    monkeypatch.setattr(serving, "resolve", lambda *_: None)
+    with pytest.raises(CheckpointError, match=r"largest id is 128, .* vocab_size is 128"):
+        serving.serve_checkpoint(EngineOptions(model=str(tmp_path)), ServerOptions(port=0), "auto", {})
