@@ -70,13 +70,17 @@ class ToyModel:
         state["latent"][0, where, positions % PAGE_TOKENS] = torch.stack([values, values * 3 + 1], dim=1)
         if not self.rings:
             return
-        recent, rolling = state["recent"][0, slot, :, 0], int(state["hash"][0, slot, 0, 0])
+        rolling = int(state["hash"][0, slot, 0, 0])
+        recent = [
+            int(value) for value in state["recent"][0, slot, :, 0].tolist()
+        ]  # as tensors: slow
         for position, token in enumerate(tokens, start):
             recent[position % 8] = token
             rolling = (rolling * 31 + token + 1) % PRIME
             if position % 4 == 3:  # a closed window: the last four tokens, which only the ring knows
-                window = int(sum(recent[(position - i) % 8].item() * (i + 1) for i in range(4)))
+                window = sum(recent[(position - i) % 8] * (i + 1) for i in range(4))
                 state["pairs"][0, pages[position // PAGE_TOKENS], position % PAGE_TOKENS // 4, 0] = window
+        state["recent"][0, slot, :, 0] = torch.tensor(recent, dtype=torch.float32)
         state["hash"][0, slot, 0, 0] = rolling
 
     def _logits(self, end: int, slot: int, pages: tuple[int, ...], state: Mapping[str, Tensor]) -> Tensor:
