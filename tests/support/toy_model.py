@@ -71,9 +71,7 @@ class ToyModel:
         if not self.rings:
             return
         rolling = int(state["hash"][0, slot, 0, 0])
-        recent = [
-            int(value) for value in state["recent"][0, slot, :, 0].tolist()
-        ]  # as tensors: slow
+        recent = [int(value) for value in state["recent"][0, slot, :, 0].tolist()]  # as tensors: slow
         for position, token in enumerate(tokens, start):
             recent[position % 8] = token
             rolling = (rolling * 31 + token + 1) % PRIME
