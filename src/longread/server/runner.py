@@ -7,6 +7,7 @@ minutes of loading, and whoever watches ``/ready`` gets 503 instead of a refused
 import asyncio
 import signal
 import socket
+import time
 from collections.abc import Callable
 from types import FrameType
 
@@ -19,6 +20,7 @@ from longread.spec.engine import EngineInfo
 from longread.spec.errors import ConfigError
 
 _BACKLOG = 2048
+_LAST_WORDS_SECONDS = 1  # for the errors of what was cut off to reach their clients
 _KEEP_ALIVE_SECONDS = 75  # longer than clients keep idle connections, or they meet one that just closed
 
 
@@ -102,7 +104,6 @@ class Server(uvicorn.Server):
                 http="httptools",
                 lifespan="on",
                 timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-                timeout_graceful_shutdown=max(1, round(options.shutdown_timeout)),
             )
         )
         self._driver = driver
@@ -122,5 +123,9 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         # While this drains, new requests are still answered: 503, "shutting down".
+        begun = time.monotonic()
         await self._driver.close(self._drain_seconds)
+        # One limit for both: what the engine took is not given again to connections that do not read their end.
+        left = self._drain_seconds - (time.monotonic() - begun)
+        self.config.timeout_graceful_shutdown = max(_LAST_WORDS_SECONDS, int(left))
         await super().shutdown(sockets)

@@ -7,12 +7,14 @@ import threading
 
 import httpx
 import pytest
+import uvicorn
 from serving import fixture_tokenizer, make_state
 
+from longread.server import runner
 from longread.server.app import create_app
 from longread.server.fake import FakeEngine
 from longread.server.options import ServerOptions
-from longread.server.runner import bind, serve, url
+from longread.server.runner import Server, bind, serve, url
 from longread.spec.engine import EngineInfo
 from longread.spec.errors import CheckpointError, ConfigError
 
@@ -108,3 +110,25 @@ def test_a_signal_while_loading_ends_the_server() -> None:
     assert not ready
     loading.set()
     state.driver.join(10)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("timeout", "drained", "left"), [(9.0, 8.9, 1), (9.0, 2.5, 6), (0.2, 0.2, 1), (9.0, 0.0, 9)])
+async def test_connections_get_the_time_that_the_engine_left(
+    monkeypatch: pytest.MonkeyPatch, timeout: float, drained: float, left: int
+) -> None:
+    clock, given = [100.0], []
+    state = make_state(FakeEngine, fixture_tokenizer(), OPTIONS)
+
+    async def drain(seconds: float) -> None:
+        assert seconds == timeout
+        clock[0] += drained
+
+    async def close_connections(self: Server, sockets: object = None) -> None:
+        given.append(self.config.timeout_graceful_shutdown)
+
+    monkeypatch.setattr(runner.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(state.driver, "close", drain)
+    monkeypatch.setattr(uvicorn.Server, "shutdown", close_connections)
+    await Server(create_app(state), state.driver, ServerOptions(shutdown_timeout=timeout)).shutdown()
+    assert given == [left]
