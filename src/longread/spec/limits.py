@@ -12,6 +12,7 @@ from longread.spec.errors import ContextLengthError, InvalidRequestError
 
 MAX_LOGPROBS = 20
 MAX_STOP_IDS = 256
+MIN_REPETITION_PENALTY = 1e-3  # logits are divided by it: far smaller ones overflow
 MAX_LOGIT_BIAS = 1024
 MAX_GRAMMAR_CHARACTERS = 256 * 1024
 MAX_SEED = 2**64 - 1
@@ -60,7 +61,7 @@ def check_sampling(params: SamplingParams, vocab: int) -> None:
     _number("top_p", params.top_p, 0.0, 1.0, low_open=True)
     _integer("top_k", params.top_k, 0, 2**31 - 1, "0 turns it off")
     _number("min_p", params.min_p, 0.0, 1.0)
-    _number("repetition_penalty", params.repetition_penalty, 0.0, 100.0, low_open=True)
+    _number("repetition_penalty", params.repetition_penalty, MIN_REPETITION_PENALTY, 100.0)
     _number("presence_penalty", params.presence_penalty, -2.0, 2.0)
     _number("frequency_penalty", params.frequency_penalty, -2.0, 2.0)
     if params.seed is not None:

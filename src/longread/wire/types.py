@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from longread.spec.errors import InvalidRequestError
-from longread.spec.limits import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_IDS
+from longread.spec.limits import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_IDS, MIN_REPETITION_PENALTY
 from longread.wire.fields import (
     FUNCTION_NEUTRAL,
     IGNORED,
@@ -209,14 +209,18 @@ class ChatTemplateKwargs(WireModel):
         return self
 
 
+_ID_TEXT = re.compile(r"0|[1-9][0-9]{0,9}")
+
+
 def _logit_bias(value: object) -> object:
     """Keys are token ids as text (JSON has no integer keys)."""
     if not isinstance(value, dict):
         return value
     out: dict[int, object] = {}
     for key, bias in value.items():
-        if not (isinstance(key, str) and key.isascii() and key.isdigit() and int(key) <= MAX_TOKEN_ID):
-            raise ValueError(f"keys must be token ids, got {key!r}")
+        # Digits are counted before they are read; a leading zero would make two keys of one id.
+        if not (isinstance(key, str) and _ID_TEXT.fullmatch(key) and int(key) <= MAX_TOKEN_ID):
+            raise ValueError(f"keys must be token ids from 0 to {MAX_TOKEN_ID}, got {_show(key)}")
         out[int(key)] = bias
     return out
 
@@ -237,7 +241,7 @@ class GenerateFields(WireModel):
     top_p: float | None = Field(default=None, gt=0.0, le=1.0, allow_inf_nan=False)
     top_k: int | None = Field(default=None, ge=-1, le=MAX_TOKEN_ID)
     min_p: float | None = Field(default=None, ge=0.0, le=1.0, allow_inf_nan=False)
-    repetition_penalty: float | None = Field(default=None, gt=0.0, le=100.0, allow_inf_nan=False)
+    repetition_penalty: float | None = Field(default=None, ge=MIN_REPETITION_PENALTY, le=100.0, allow_inf_nan=False)
     presence_penalty: float | None = Field(default=None, ge=-2.0, le=2.0, allow_inf_nan=False)
     frequency_penalty: float | None = Field(default=None, ge=-2.0, le=2.0, allow_inf_nan=False)
     logit_bias: Annotated[dict[int, Bias] | None, BeforeValidator(_logit_bias)] = Field(

@@ -45,6 +45,7 @@ def request(**sampling: object) -> GenerationRequest:
         ("min_p", -0.1),
         ("min_p", 1.1),
         ("repetition_penalty", 0.0),
+        ("repetition_penalty", 1e-300),
         ("repetition_penalty", INF),
         ("presence_penalty", 2.1),
         ("frequency_penalty", -2.1),
