@@ -158,7 +158,7 @@ async def create(request: Request) -> Response:
     requests = await offload(
         len(body), lambda: engine_requests(prompt.fields, [prompt.ids], answer_id, grammar_after=after)
     )
-    subscription = await start(state, requests, "messages")
+    subscription = await start(state, prompt.fields, requests, "messages")
     choices = [ChatChoice(i, state, prompt) for i in range(prompt.fields.choices)]
     return await respond(state, request, subscription, prompt.fields, ChatAnswer(answer_id, prompt, choices))
 

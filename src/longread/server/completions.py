@@ -155,7 +155,7 @@ async def create(request: Request) -> Response:
     prompts = await while_connected(request.receive, offload(len(body), lambda: prepare(state, body)))
     fields, answer_id = prompts.fields, new_id("cmpl")
     requests = await offload(len(body), lambda: engine_requests(fields, prompts.ids, answer_id))
-    subscription = await start(state, requests, "prompt")
+    subscription = await start(state, fields, requests, "prompt")
     choices = [
         CompletionChoice(i * fields.choices + n, state, fields, len(ids))
         for i, ids in enumerate(prompts.ids)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from longread.spec.engine import Engine, EngineInfo, EngineStats, Event, FinishEvent, GenerationRequest, TokenEvent
-from longread.spec.errors import EngineFailedError, OverloadedError, RequestError
+from longread.spec.errors import EngineFailedError, InvalidRequestError, OverloadedError, RequestError
 
 logger = logging.getLogger("longread.server")
 
@@ -164,9 +164,18 @@ class EngineDriver:
         self._engine.validate(request)
 
     def submit(self, requests: Sequence[GenerationRequest]) -> Subscription:
-        """Queue validated requests, all or none. Raises OverloadedError or EngineFailedError."""
+        """Queue validated requests, all or none. Raises OverloadedError, EngineFailedError, or InvalidRequestError for
+        more than can ever be held.
+        """
         info = self.engine_info
         if self._max_num_queued_reqs is not None:
+            most = info.max_num_seqs + self._max_num_queued_reqs
+            if len(requests) > most:
+                raise InvalidRequestError(
+                    f"the request asks for {len(requests)} answers at once, but this server holds at most {most} "
+                    f"(max_num_seqs {info.max_num_seqs}, max_num_queued_reqs {self._max_num_queued_reqs}): lower n",
+                    param="n",
+                )
             room = info.max_num_seqs + self._max_num_queued_reqs - len(self._live)
             if len(requests) > room:
                 if self._observer is not None:

@@ -18,7 +18,7 @@ from longread.server.output import ChoiceText, timings_of
 from longread.server.state import ServerState
 from longread.server.streaming import EventStream, while_connected
 from longread.spec.engine import Event, FinishEvent, GenerationRequest, TokenEvent
-from longread.spec.errors import ContextLengthError, RequestError
+from longread.spec.errors import ContextLengthError, InvalidRequestError, RequestError
 from longread.wire import sse
 from longread.wire.responses import Json
 from longread.wire.sampling import for_choice, to_sampling
@@ -53,15 +53,22 @@ def engine_requests(
     ]
 
 
-async def start(state: ServerState, requests: Sequence[GenerationRequest], prompt_field: str) -> Subscription:
+async def start(
+    state: ServerState, fields: GenerateFields, requests: Sequence[GenerationRequest], prompt_field: str
+) -> Subscription:
     """Check and submit, all or none. Raises RequestError; a prompt that is too long is ``prompt_field``'s fault."""
     # The choices of one prompt differ in their seed only. They share its ids: hashing a million for each takes seconds.
     distinct = {id(request.prompt): request for request in requests}.values()
+
+    grammar_field = "response_format" if fields.structured_outputs is None else "structured_outputs"
 
     def check() -> None:
         try:
             for request in distinct:
                 state.driver.validate(request)
+        except InvalidRequestError as error:  # the engine knows one name for both
+            param = grammar_field if error.param == "response_format" else error.param
+            raise InvalidRequestError(error.message, param, error.code) from None
         except ContextLengthError as error:
             raise ContextLengthError(error.message, param=prompt_field) from None
 

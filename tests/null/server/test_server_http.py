@@ -347,6 +347,31 @@ def test_a_full_queue_is_a_503_with_retry_after() -> None:
         assert answers == [200, 200]
 
 
+def test_more_choices_than_the_server_ever_holds_are_the_requests_fault() -> None:
+    with (
+        serving(options=ServerOptions(max_num_queued_reqs=1), max_num_seqs=1) as running,
+        httpx.Client(base_url=running.url) as http,
+    ):
+        error = error_of(http.post(CHAT, json=HELLO | {"n": 3}), 400)
+        assert "asks for 3 answers at once, but this server holds at most 2" in error["message"]
+        assert error["param"] == "n"
+        assert http.post(CHAT, json=HELLO | {"n": 2}).status_code == 200
+        assert running.pending() == 0
+
+
+@pytest.mark.parametrize(
+    ("field", "constraint"),
+    [
+        ("structured_outputs", {"json": {"type": "bad"}}),
+        ("response_format", {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "bad"}}}),
+    ],
+)
+def test_a_grammar_error_names_the_field_that_was_sent(
+    http: httpx.Client, field: str, constraint: dict[str, object]
+) -> None:
+    assert error_of(http.post(CHAT, json=HELLO | {field: constraint}), 400)["param"] == field
+
+
 def test_a_broken_engine_fails_its_requests_and_turns_health_red() -> None:
     with serving(fail_at_step=3) as running, httpx.Client(base_url=running.url, timeout=10) as http:
         body = {**HELLO, "max_tokens": 50}
