@@ -10,7 +10,8 @@ from typing import TypeVar
 
 from starlette.requests import Request
 
-from longread.spec.errors import InvalidRequestError, PayloadTooLargeError
+from longread.server.streaming import while_connected
+from longread.spec.errors import InvalidRequestError, OverloadedError, PayloadTooLargeError, RequestTimeoutError
 
 # Above this many bytes parsing and tokenising take milliseconds: they leave the loop, so that open streams go on.
 OFFLOAD_BYTES = 16 * 1024
@@ -18,13 +19,63 @@ OFFLOAD_BYTES = 16 * 1024
 # Few texts at a time: each costs memory while it is read, and together they must leave the engine its cores.
 OFFLOAD_THREADS = 2
 
+BODY_SECONDS = 60.0  # without a byte
+BODIES_AT_ONCE = 4  # of the largest size; of the usual size, thousands
+
 Result = TypeVar("Result")
 
 _threads = ThreadPoolExecutor(OFFLOAD_THREADS, thread_name_prefix="longread-prompt")
 
 
-async def read_body(request: Request, limit: int) -> bytes:
-    """The whole body. Raises PayloadTooLargeError before more than ``limit`` bytes are held."""
+class Bodies:
+    """Bytes of the bodies that are being read or made into prompts, of all connections. Belongs to the loop thread."""
+
+    def __init__(self, limit: int):
+        self._limit = limit
+        self.held = 0
+
+    def hold(self, size: int) -> None:
+        """Raises OverloadedError where the bytes would exceed the limit; they are not held then."""
+        if self.held + size > self._limit:
+            raise OverloadedError(
+                f"request bodies of {self.held} bytes are being read, the limit is {self._limit} "
+                f"({BODIES_AT_ONCE} times --max-body-bytes): try again later",
+                code="too_many_bodies",
+            )
+        self.held += size
+
+    def release(self, size: int) -> None:
+        self.held -= size
+
+
+async def with_body(
+    request: Request, bodies: Bodies, limit: int, call: Callable[[bytes], Result]
+) -> tuple[Result, int]:
+    """What ``call`` makes of the body, on a thread where that is large, and the body's size.
+
+    Raises what ``read_body`` and ``call`` raise, OverloadedError where too many bodies are on their way, and
+    ClientDisconnect; work that has not begun by then never does.
+    """
+    held = 0
+
+    def hold(size: int) -> None:
+        nonlocal held
+        bodies.hold(size)
+        held += size
+
+    try:
+        body = await read_body(request, limit, hold)
+        return await while_connected(request.receive, offload(len(body), lambda: call(body))), len(body)
+    finally:
+        bodies.release(held)
+
+
+async def read_body(request: Request, limit: int, hold: Callable[[int], None]) -> bytes:
+    """The whole body; ``hold`` is told of each piece before it is kept.
+
+    Raises PayloadTooLargeError before more than ``limit`` bytes are held, and RequestTimeoutError when nothing came for
+    ``BODY_SECONDS``.
+    """
     media_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if media_type != "application/json" and not media_type.endswith("+json"):
         raise InvalidRequestError(f"content type {media_type!r} is not supported: send application/json")
@@ -33,11 +84,21 @@ async def read_body(request: Request, limit: int) -> bytes:
         raise _too_large(int(declared), limit)
     chunks: list[bytes] = []
     size = 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > limit:
-            raise _too_large(size, limit)
-        chunks.append(chunk)
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(BODY_SECONDS) as deadline:
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size > limit:
+                    raise _too_large(size, limit)
+                hold(len(chunk))
+                chunks.append(chunk)
+                deadline.reschedule(loop.time() + BODY_SECONDS)
+    except TimeoutError:
+        raise RequestTimeoutError(
+            f"nothing of the request body came for {BODY_SECONDS:g} s, after {size} bytes: send the request again",
+            code="request_timeout",
+        ) from None
     return b"".join(chunks)
 
 

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.responses import Response
 
-from longread.server.body import offload, read_body
+from longread.server.body import offload, with_body
 from longread.server.driver import Subscription
 from longread.server.output import ChoiceText, TokenLogprobs, timings_of
 from longread.server.prompts import encode_pieces
 from longread.server.state import ServerState, state_of
-from longread.server.streaming import while_connected
 from longread.server.work import engine_requests, new_id, respond, start
 from longread.spec.engine import FinishEvent, TokenEvent
 from longread.wire import responses, sse
@@ -151,13 +150,12 @@ class ChatAnswer:
 async def create(request: Request) -> Response:
     """The route. Raises RequestError for what is refused before anything is sent."""
     state = state_of(request)
-    body = await read_body(request, state.options.max_body_bytes)
-    prompt = await while_connected(request.receive, offload(len(body), lambda: prepare(state, body)))
+    prompt, size = await with_body(
+        request, state.bodies, state.options.max_body_bytes, lambda body: prepare(state, body)
+    )
     answer_id = new_id("chatcmpl")
     after = state.tokenizer.id_of(END_THINK) if prompt.in_reasoning else None
-    requests = await offload(
-        len(body), lambda: engine_requests(prompt.fields, [prompt.ids], answer_id, grammar_after=after)
-    )
+    requests = await offload(size, lambda: engine_requests(prompt.fields, [prompt.ids], answer_id, grammar_after=after))
     subscription = await start(state, prompt.fields, requests, "messages")
     choices = [ChatChoice(i, state, prompt) for i in range(prompt.fields.choices)]
     return await respond(state, request, subscription, prompt.fields, ChatAnswer(answer_id, prompt, choices))

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.responses import Response
 
-from longread.server.body import offload, read_body
+from longread.server.body import offload, with_body
 from longread.server.driver import Subscription
 from longread.server.output import ChoiceText, TokenLogprobs, timings_of
 from longread.server.prompts import encode_text
 from longread.server.state import ServerState, state_of
-from longread.server.streaming import while_connected
 from longread.server.work import engine_requests, new_id, respond, start
 from longread.spec.engine import FinishEvent, TokenEvent
 from longread.spec.errors import InvalidRequestError
@@ -151,10 +150,11 @@ class CompletionAnswer:
 async def create(request: Request) -> Response:
     """The route. Raises RequestError for what is refused before anything is sent."""
     state = state_of(request)
-    body = await read_body(request, state.options.max_body_bytes)
-    prompts = await while_connected(request.receive, offload(len(body), lambda: prepare(state, body)))
+    prompts, size = await with_body(
+        request, state.bodies, state.options.max_body_bytes, lambda body: prepare(state, body)
+    )
     fields, answer_id = prompts.fields, new_id("cmpl")
-    requests = await offload(len(body), lambda: engine_requests(fields, prompts.ids, answer_id))
+    requests = await offload(size, lambda: engine_requests(fields, prompts.ids, answer_id))
     subscription = await start(state, fields, requests, "prompt")
     choices = [
         CompletionChoice(i * fields.choices + n, state, fields, len(ids))

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from longread.spec.errors import EngineFailedError, OverloadedError, RequestError
+from longread.spec.errors import EngineFailedError, OverloadedError, RequestError, RequestTimeoutError
 from longread.wire.responses import error_body
 
 logger = logging.getLogger("longread.server")
@@ -21,7 +21,11 @@ RETRY_AFTER_SECONDS = 1
 
 def error_response(error: RequestError) -> Response:
     """The answer for an error: its status and body, and Retry-After where trying again helps."""
-    headers = {"Retry-After": str(RETRY_AFTER_SECONDS)} if isinstance(error, OverloadedError) else None
+    headers = None
+    if isinstance(error, OverloadedError):
+        headers = {"Retry-After": str(RETRY_AFTER_SECONDS)}
+    elif isinstance(error, RequestTimeoutError):
+        headers = {"Connection": "close"}  # the rest of the body may still come
     return json_response(error_body(error), status=error.status, headers=headers)
 
 

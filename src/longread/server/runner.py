@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 
 from longread.server.driver import EngineDriver
 from longread.server.options import ServerOptions
+from longread.server.protocol import BoundedProtocol
 from longread.spec.engine import EngineInfo
 from longread.spec.errors import ConfigError
 
@@ -101,7 +102,7 @@ class Server(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 ws="none",
-                http="httptools",
+                http=BoundedProtocol,
                 lifespan="on",
                 timeout_keep_alive=_KEEP_ALIVE_SECONDS,
             )

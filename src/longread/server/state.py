@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
+from longread.server.body import BODIES_AT_ONCE, Bodies
 from longread.server.driver import EngineDriver
 from longread.server.metrics import ServerMetrics
 from longread.server.options import ServerOptions
@@ -29,7 +30,11 @@ class ServerState:
     model_names: tuple[str, ...]
     version: str
     template_defaults: ChatTemplateKwargs | None = None
+    bodies: Bodies = field(init=False)
     created: int = field(default_factory=lambda: int(time.time()))
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "bodies", Bodies(BODIES_AT_ONCE * self.options.max_body_bytes))
 
     def check_model(self, name: str | None) -> str:
         """The name to answer with; no name means the served model. Raises ModelNotFoundError."""

@@ -6,11 +6,10 @@ Knows: tokenizer, encoding. Must not know: engines beyond their limits.
 from starlette.requests import Request
 from starlette.responses import Response
 
-from longread.server.body import offload, read_body
+from longread.server.body import with_body
 from longread.server.errors import json_response
 from longread.server.prompts import check_count, encode_pieces, encode_text
 from longread.server.state import ServerState, state_of
-from longread.server.streaming import while_connected
 from longread.spec.errors import InvalidRequestError
 from longread.wire import responses
 from longread.wire.body import parse_json
@@ -22,8 +21,8 @@ async def tokenize(request: Request) -> Response:
     """``prompt`` as /v1/completions would send it, or ``messages`` as /v1/chat/completions would."""
     state = state_of(request)
     limit = state.driver.engine_info.max_model_len
-    body = await read_body(request, state.options.max_body_bytes)
-    ids, strings = await while_connected(request.receive, offload(len(body), lambda: _tokenize(state, body)))
+    made, _ = await with_body(request, state.bodies, state.options.max_body_bytes, lambda body: _tokenize(state, body))
+    ids, strings = made
     return json_response(responses.tokenize_response(ids, limit, strings))
 
 
@@ -44,8 +43,9 @@ def _tokenize(state: ServerState, body: bytes) -> tuple[tuple[int, ...], list[st
 async def detokenize(request: Request) -> Response:
     """The text of ``tokens``, special tokens included. 400 for ids outside the vocabulary."""
     state = state_of(request)
-    body = await read_body(request, state.options.max_body_bytes)
-    text = await while_connected(request.receive, offload(len(body), lambda: _detokenize(state, body)))
+    text, _ = await with_body(
+        request, state.bodies, state.options.max_body_bytes, lambda body: _detokenize(state, body)
+    )
     return json_response(responses.detokenize_response(text))
 
 

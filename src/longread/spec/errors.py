@@ -22,7 +22,9 @@
         ├── ContextLengthError       400, names the limit and the given length
         ├── AuthenticationError      401
         ├── ModelNotFoundError       404
+        ├── RequestTimeoutError      408, the request did not arrive in time
         ├── PayloadTooLargeError     413
+        ├── HeadTooLargeError        431
         ├── OverloadedError          503
         └── EngineFailedError        500, the request failed inside the engine
 
@@ -144,6 +146,18 @@ class PayloadTooLargeError(RequestError):
     """The body is larger than the server accepts."""
 
     status = 413
+
+
+class HeadTooLargeError(RequestError):
+    """The request line and headers are larger than the server accepts."""
+
+    status = 431
+
+
+class RequestTimeoutError(RequestError):
+    """The client stopped sending in the middle of its request."""
+
+    status = 408
 
 
 class OverloadedError(RequestError):

@@ -13,6 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from serving import MODEL, Serving, serving, wait_until
 
+from longread.server import body, protocol
 from longread.server.options import ServerOptions
 
 pytestmark = pytest.mark.anyio
@@ -141,6 +142,58 @@ def test_a_chunked_body_is_read_and_limited(http: httpx.Client) -> None:
     headers = {"Content-Type": "application/json"}
     assert http.post(CHAT, content=chunks(json.dumps(HELLO).encode()), headers=headers).status_code == 200
     error_of(http.post(CHAT, content=chunks(b" " * (LIMIT + 65536)), headers=headers), 413)
+
+
+def test_a_head_that_is_too_long_is_refused_before_it_ends(server: Serving, http: httpx.Client) -> None:
+    for head in (b"GET /health HTTP/1.1\r\nX: ", b"GET /", b"GET /health HTTP/1.1\r\n" + b"A: b\r\n" * 3000):
+        answer = raw_exchange(server, head + b"x" * (protocol.MAX_HEAD_BYTES + 1 - min(len(head), 30)))
+        assert b" 431 " in answer.split(b"\r\n")[0] and str(protocol.MAX_HEAD_BYTES).encode() in answer
+    assert http.get("/health", headers={"X": "x" * 32_000}).status_code == 200
+
+
+def test_an_empty_line_behind_a_body_does_not_end_a_long_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.05)
+    gate = threading.Semaphore(0)
+    with serving(gate=gate) as running:
+        ask = json.dumps(HELLO).encode()
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(ask)}\r\n\r\n".encode()
+        threading.Timer(0.3, gate.release, [100]).start()
+        assert raw_exchange(running, head + ask + b"\r\n").startswith(b"HTTP/1.1 200")
+
+
+def test_lines_after_a_chunked_body_are_limited_too(server: Serving, http: httpx.Client) -> None:
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{{}}\r\n0\r\nX: ".encode()
+    assert raw_exchange(server, head + b"x" * (protocol.MAX_HEAD_BYTES + 1)) == b""
+    assert http.get("/health").status_code == 200
+
+
+def test_a_head_or_a_body_that_stops_coming_is_a_408(server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(body, "BODY_SECONDS", 0.2)
+    assert b" 408 " in raw_exchange(server, b"GET /health HTTP/1.1\r\nHost:").split(b"\r\n")[0]
+    assert raw_exchange(server, b"") == b""
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 5000\r\n\r\n{{"
+    answer = raw_exchange(server, head.encode())
+    assert (
+        b" 408 " in answer.split(b"\r\n")[0] and b"after 1 bytes" in answer and b"connection: close" in answer.lower()
+    )
+    assert server.state.bodies.held == 0
+
+
+async def test_bodies_on_their_way_are_limited_together() -> None:
+    with serving(options=ServerOptions(max_body_bytes=20_000)) as running, httpx.Client(base_url=running.url) as http:
+        head = "POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 20000\r\n\r\n"
+        host, port = running.url.removeprefix("http://").split(":")
+        slow = [socket.create_connection((host, int(port))) for _ in range(4)]
+        for connection in slow:
+            connection.sendall(head.encode() + b" " * 19_950)
+        assert wait_until(lambda: running.state.bodies.held == 4 * 19_950)
+        refused = http.post("/tokenize", json={"prompt": "word " * 100})
+        assert error_of(refused, 503)["code"] == "too_many_bodies" and refused.headers["Retry-After"] == "1"
+        assert http.post("/tokenize", json={"prompt": "word"}).status_code == 200
+        for connection in slow:
+            connection.close()
+        assert wait_until(lambda: running.state.bodies.held == 0)
 
 
 def test_a_client_that_leaves_in_the_body_leaves_nothing(server: Serving, http: httpx.Client) -> None:
