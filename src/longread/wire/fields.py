@@ -84,8 +84,10 @@ MESSAGE_IGNORED: Mapping[str, str] = {
 }
 MESSAGE_NEUTRAL: Mapping[str, tuple[object, ...]] = {"audio": (), "function_call": (), "prefix": (False,)}
 
-# Fields of one tool's function. Its arguments are parsed, not constrained.
-FUNCTION_NEUTRAL: Mapping[str, tuple[object, ...]] = {"strict": (False,)}
+# Fields of one tool's function. Agent kits send strict with every tool and cannot be told not to.
+FUNCTION_IGNORED: Mapping[str, str] = {
+    "strict": "arguments are parsed from the model's own markup, not constrained; check them before use",
+}
 
 # Fields of response_format's json_schema.
 JSON_SCHEMA_IGNORED: Mapping[str, str] = {

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from longread.spec.errors import InvalidRequestError
 from longread.spec.limits import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_IDS, MIN_REPETITION_PENALTY
 from longread.wire.fields import (
-    FUNCTION_NEUTRAL,
+    FUNCTION_IGNORED,
     IGNORED,
     JSON_SCHEMA_IGNORED,
     MESSAGE_IGNORED,
@@ -122,10 +122,9 @@ def _function_schema(value: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(f"name must be 1 to 128 of the characters A-Z a-z 0-9 _ . : -, got {_show(name)}")
     if not isinstance(value.get("description"), str | None):
         raise ValueError(f"description must be a text, got {_show(value['description'])}")
-    for field, accepted in FUNCTION_NEUTRAL.items():
-        given = value.get(field)
-        if given is not None and not _is_one_of(given, accepted):
-            raise ValueError(f"{field} is not supported; only {_listed(accepted)} is accepted, got {_show(given)}")
+    for field in FUNCTION_IGNORED:
+        if not isinstance(value.get(field), bool | None):
+            raise ValueError(f"{field} must be true or false, got {_show(value[field])}")
     if not isinstance(value.get("parameters"), dict | None):
         raise ValueError(f"parameters must be a JSON schema object, got {_show(value['parameters'])}")
     return value
