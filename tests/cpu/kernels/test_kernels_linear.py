@@ -1,7 +1,10 @@
 """The narrow product and the decode experts on a CPU against their references, at every row count around the limits."""
 
+from typing import Any
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from longread.kernels.dispatch import kernel
 from longread.kernels.linear import cpu, ref
@@ -17,6 +20,37 @@ def test_linear(rows: int, inputs: int, outputs: int) -> None:
     got = cpu.linear(x, weight)
     assert got.dtype == torch.float32
     torch.testing.assert_close(got, ref.linear(x, weight), atol=1e-4, rtol=1e-5)
+
+
+class Products(TorchDispatchMode):
+    """The row counts of all matrix products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.linear):
+            self.rows.add(args[0].shape[0])
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("hidden", [8, 40_000])  # all pairs laid out at once; experts in turn
+def test_bfloat16_meets_few_row_counts(hidden: int) -> None:
+    """Each is code that oneDNN compiles and keeps; the tokens of a step and of an expert take every number."""
+    g = torch.Generator().manual_seed(7)
+    x = torch.randn(300, 8, generator=g).bfloat16()
+    weight = torch.randn(8, 8, generator=g).bfloat16()
+    w1, w2 = torch.randn(hidden, 8, generator=g).bfloat16(), torch.randn(8, hidden, generator=g).bfloat16()
+    found: dict[int, torch.Tensor] = {}
+    with torch.inference_mode(), Products() as seen:
+        for rows in range(1, 300, 1 if hidden == 8 else 37):
+            found[rows] = ref.linear(x[:rows], weight)
+            ids = torch.zeros(rows, 1, dtype=torch.int64)
+            moe.experts(x[:rows], [w1], [w1], [w2], ids, torch.ones(rows, 1))
+    for rows, got in found.items():
+        torch.testing.assert_close(got, x[:rows] @ weight.T, atol=0.05, rtol=0.02)
+    assert {count for count in seen.rows if count > ref.FEW_ROWS} <= {32, 64, 128, 256}
 
 
 def test_linear_of_slices_and_other_types() -> None:

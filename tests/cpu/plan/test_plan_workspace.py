@@ -15,6 +15,8 @@ from longread.models.inputs import StepInputs
 from longread.plan.memory import workspace_bytes
 from longread.spec.batch import Segment
 from longread.spec.config_json import spec_from_config
+from longread.spec.inventory import inventory
+from longread.spec.loaded import loaded_dtype
 from longread.spec.model import ModelSpec
 from longread.spec.state import pages_for, state_groups
 from longread.weights.fixture import random_weights, tiny_config
@@ -67,31 +69,46 @@ class PeakBytes(TorchDispatchMode):
             self._now -= self._live.pop(key)[0]
 
 
-def peak(spec: ModelSpec, weights: dict[str, Tensor], tokens: int, context: int) -> int:
-    model = (DeepseekV3 if spec.mla is not None else DeepseekV4)(spec, weights, torch.float32)
+def peak(
+    spec: ModelSpec, weights: dict[str, Tensor], tokens: int, context: int, dtype: torch.dtype, beside: int = 0
+) -> int:
+    """Of a step in which one sequence reads ``tokens`` behind ``context`` and ``beside`` others as long read one."""
+    model = (DeepseekV3 if spec.mla is not None else DeepseekV4)(spec, weights, dtype)
     pages = pages_for(context + tokens)
     state = {}
     for g in state_groups(spec):
+        own = torch.float32 if g.dtype == "float32" else dtype
         if g.kind == "rows":
-            state[g.name] = torch.full((len(g.layers), pages, g.rows_per_page, g.width), 0.01)
+            shape = (len(g.layers), pages * (beside + 1), g.rows_per_page, g.width)
+            state[g.name] = torch.full(shape, 0.01, dtype=own)
         else:
-            state[g.name] = torch.full((len(g.layers), 1, g.ring_rows, g.width), 0.5)
+            state[g.name] = torch.full((len(g.layers), beside + 1, g.ring_rows, g.width), 0.5, dtype=own)
+    segments = [Segment(slot=0, start=context, length=tokens, offset=0, pages=tuple(range(pages)))]
+    for i in range(1, beside + 1):
+        theirs = tuple(range(i * pages, (i + 1) * pages))
+        segments.append(Segment(slot=i, start=context, length=1, offset=tokens + i - 1, pages=theirs))
     inputs = StepInputs(
-        token_ids=torch.arange(tokens) % spec.vocab,
-        positions=torch.arange(context, context + tokens),
-        segments=(Segment(slot=0, start=context, length=tokens, offset=0, pages=tuple(range(pages))),),
-        logit_rows=torch.tensor([tokens - 1]),
+        token_ids=torch.arange(tokens + beside) % spec.vocab,
+        positions=torch.cat([torch.arange(s.start, s.end) for s in segments]),
+        segments=tuple(segments),
+        logit_rows=torch.tensor([s.offset + s.length - 1 for s in segments]),
     )
     with torch.inference_mode(), PeakBytes([*weights.values(), *state.values()]) as counter:
         model.forward(inputs, state)
     return counter.peak
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", list(SIZES))
-def test_one_step_stays_below_the_bound_and_does_not_grow_with_the_context(kind: str) -> None:
+def test_one_step_stays_below_the_bound_and_does_not_grow_with_the_context(kind: str, dtype: torch.dtype) -> None:
     spec = spec_from_config(tiny_config(kind, **SIZES[kind]))
-    weights = random_weights(spec, 0)
-    fresh, deep = peak(spec, weights, 256, 0), peak(spec, weights, 256, 4096)
-    assert 4 * 256 * spec.hidden < fresh  # the counter sees at least one activation
-    assert max(fresh, deep) <= workspace_bytes(spec, 256, 16)
+    entries = {entry.name: entry for entry in inventory(spec)}
+    weights = {
+        name: value.to(getattr(torch, loaded_dtype(entries[name], str(dtype).removeprefix("torch."))))
+        for name, value in random_weights(spec, 0).items()
+    }
+    fresh, deep = peak(spec, weights, 256, 0, dtype), peak(spec, weights, 256, 4096, dtype)
+    mixed = peak(spec, weights, 249, 4096, dtype, beside=7)
+    assert dtype.itemsize * 256 * spec.hidden < fresh  # the counter sees at least one activation
+    assert max(fresh, deep, mixed) <= workspace_bytes(spec, 256, 16)
     assert deep <= 1.5 * fresh + 16 * 2**20  # one score tile of slack; 4096 keys for every token would be far above

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from longread.kernels.linear.ref import linear
 from longread.kernels.rope.ref import mscale
 from longread.spec.batch import Segment
 from longread.spec.model import MLASpec, RopeSpec
@@ -359,11 +360,11 @@ def _expand(cache: Tensor, pieces: Sequence[Run], kv_b: Tensor, nope: int) -> tu
     count = sum(r.count for r in pieces)
     keys = torch.empty(heads, count, nope + cache.shape[-1] - rank)
     values = torch.empty(heads, count, both - nope)
-    weight = kv_b.reshape(-1, rank).t()
+    weight = kv_b.reshape(-1, rank)
     at = 0
     for r in pieces:
         rows = cache[r.row : r.row + r.count]
-        expanded = torch.mm(rows[:, :rank], weight).view(r.count, heads, both).transpose(0, 1)
+        expanded = linear(rows[:, :rank], weight).view(r.count, heads, both).transpose(0, 1)
         keys[:, at : at + r.count, :nope] = expanded[..., :nope]
         keys[:, at : at + r.count, nope:] = rows[:, rank:]
         values[:, at : at + r.count] = expanded[..., nope:]

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from longread.kernels.linear.ref import linear, product
+
 # Numbers of scratch up to which all (token, expert) pairs are laid out at once (16 MiB of float32); past that the
 # experts take turns and only one expert's share exists.
 LAID_OUT = 4 << 20
@@ -24,7 +26,7 @@ def gated(gate: Tensor, up: Tensor, limit: float | None) -> Tensor:
 
 def mlp(x: Tensor, w1: Tensor, w3: Tensor, w2: Tensor, limit: float | None = None) -> Tensor:
     """w2(silu(w1 x) * w3 x): x [T, D], w1 (gate) and w3 (up) [F, D], w2 (down) [D, F] -> [T, D]."""
-    return functional.linear(gated(functional.linear(x, w1), functional.linear(x, w3), limit), w2)
+    return linear(gated(linear(x, w1), linear(x, w3), limit), w2)
 
 
 def experts(
@@ -94,11 +96,11 @@ def _laid_out(
     gate, up = x.new_empty(2, rows.shape[0], w1[0].shape[0])
     for e, share in shares:
         mine = rows[share]
-        torch.mm(mine, w1[e].t(), out=gate[share])
-        torch.mm(mine, w3[e].t(), out=up[share])
+        product(mine, w1[e], gate[share])
+        product(mine, w3[e], up[share])
     hidden = gated(gate, up, limit)
     for e, share in shares:
-        torch.mm(hidden[share], w2[e].t(), out=rows[share])
+        product(hidden[share], w2[e], rows[share])
     out = torch.zeros(x.shape, dtype=torch.float32)
     out.index_add_(0, tokens, rows * weights.flatten()[order][:, None])
     return out.to(x.dtype)
