@@ -14,7 +14,7 @@ from longread.engine.runner import Runner
 from longread.engine.sampling_state import SamplingState
 from longread.engine.scheduler import Scheduler
 from longread.kv.cache import KVCache
-from longread.spec.engine import EngineInfo, GrammarSpec, SamplingParams
+from longread.spec.engine import EngineInfo, SamplingParams
 from longread.spec.errors import InvalidRequestError
 from longread.spec.state import StateGroup
 
@@ -43,16 +43,18 @@ class Core:
         """
         grammar = None
         if params.grammar is not None:
-            grammar = self._compiler(params.grammar).start(params.grammar, params.grammar_after)
+            grammar = self._compiler().start(params.grammar, params.grammar_after)
         seed = self.draws.getrandbits(64) if params.seed is None else params.seed
         return SamplingState(params, prompt, self.info.eos_id, seed, grammar)
 
     def prepare_grammar(self, params: SamplingParams) -> None:
         """Compile the grammar unless it is, from any thread. Raises InvalidRequestError."""
         if params.grammar is not None:
-            self._compiler(params.grammar).prepare(params.grammar)
+            self._compiler().prepare(params.grammar)
 
-    def _compiler(self, grammar: GrammarSpec) -> GrammarCompiler:
+    def _compiler(self) -> GrammarCompiler:
         if self.grammars is None:
-            raise InvalidRequestError("structured output needs the checkpoint's tokenizer.json", param=grammar.source)
+            raise InvalidRequestError(
+                "structured output needs the checkpoint's tokenizer.json", param="response_format"
+            )
         return self.grammars

@@ -118,7 +118,7 @@ class GrammarCompiler:
 
     def _keep(self, spec: GrammarSpec) -> _Compiled:
         """Compile, outside the lock; the least recently used of too many, or of too much text, are forgotten."""
-        kept = _Compiled(self._compile(_grammar_text(spec), spec))
+        kept = _Compiled(self._compile(_grammar_text(spec), spec.kind))
         with self._lock:
             self._compiled[spec] = kept
             self._compiled.move_to_end(spec)
@@ -127,14 +127,14 @@ class GrammarCompiler:
                 held -= len(self._compiled.popitem(last=False)[0].value)
         return kept
 
-    def _compile(self, grammar: str, spec: GrammarSpec) -> LLMatcher:
+    def _compile(self, grammar: str, kind: str) -> LLMatcher:
         matcher = LLMatcher(self._open_tokenizer(), grammar, log_level=0, limits=self._limits)
         for _ in range(2):  # what overflows in the first mask shows in the second; copies keep the original unused
             trial = matcher.deep_copy()
             if not trial.is_error():
                 trial.compute_bitmask()
             if trial.is_error():
-                raise _refuse(spec, f"the {spec.kind} grammar cannot be used: {_reason(trial)}")
+                raise _refuse(f"the {kind} grammar cannot be used: {_reason(trial)}")
         return matcher
 
     def _open_tokenizer(self) -> LLTokenizer:
@@ -153,37 +153,37 @@ def _grammar_text(spec: GrammarSpec) -> str:
     try:
         spec.value.encode()
     except UnicodeEncodeError as error:
-        raise _refuse(spec, f"the {spec.kind} grammar is not valid Unicode: {error.reason} at {error.start}") from None
+        raise _refuse(f"the {spec.kind} grammar is not valid Unicode: {error.reason} at {error.start}") from None
     if len(spec.value) > MAX_GRAMMAR_CHARACTERS:
         raise _refuse(
-            spec, f"the {spec.kind} grammar has {len(spec.value)} characters; the limit is {MAX_GRAMMAR_CHARACTERS}"
+            f"the {spec.kind} grammar has {len(spec.value)} characters; the limit is {MAX_GRAMMAR_CHARACTERS}"
         )
     if spec.kind == "json_object":
         return str(LLMatcher.grammar_from_json_schema('{"type": "object"}'))
     if spec.kind == "regex":
         if not spec.value:
-            raise _refuse(spec, "the regex is empty")
+            raise _refuse("the regex is empty")
         return str(LLMatcher.grammar_from_regex(spec.value))
     value = _parse_json(spec)
     if spec.kind == "json_schema":
         if not isinstance(value, dict):
-            raise _refuse(spec, f"the JSON schema must be an object, not {type(value).__name__}")
+            raise _refuse(f"the JSON schema must be an object, not {type(value).__name__}")
         return str(LLMatcher.grammar_from_json_schema(spec.value))
     if not isinstance(value, list) or not value or not all(isinstance(choice, str) and choice for choice in value):
-        raise _refuse(spec, "choice must be a non-empty list of non-empty strings")
+        raise _refuse("choice must be a non-empty list of non-empty strings")
     if len(value) > MAX_CHOICES:
-        raise _refuse(spec, f"choice has {len(value)} entries; the limit is {MAX_CHOICES}")
+        raise _refuse(f"choice has {len(value)} entries; the limit is {MAX_CHOICES}")
     return str(LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(choice) for choice in value)))
 
 
 def _parse_json(spec: GrammarSpec) -> object:
     depth = _nesting(spec.value)
     if depth > MAX_NESTING:
-        raise _refuse(spec, f"the {spec.kind} grammar is nested {depth} deep; the limit is {MAX_NESTING}")
+        raise _refuse(f"the {spec.kind} grammar is nested {depth} deep; the limit is {MAX_NESTING}")
     try:
         return json.loads(spec.value)
     except ValueError as error:
-        raise _refuse(spec, f"the {spec.kind} grammar is not JSON: {error}") from error
+        raise _refuse(f"the {spec.kind} grammar is not JSON: {error}") from error
 
 
 def _nesting(text: str) -> int:
@@ -212,5 +212,5 @@ def _reason(matcher: LLMatcher) -> str:
     return reason
 
 
-def _refuse(spec: GrammarSpec, message: str) -> InvalidRequestError:
-    return InvalidRequestError(message, param=spec.source, code="invalid_grammar")
+def _refuse(message: str) -> InvalidRequestError:
+    return InvalidRequestError(message, param="response_format", code="invalid_grammar")

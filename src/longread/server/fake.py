@@ -107,9 +107,9 @@ class FakeEngine:
             try:
                 schema = json.loads(grammar.value)
             except json.JSONDecodeError as error:
-                raise InvalidRequestError(f"the JSON schema is not JSON: {error}", param=grammar.source) from error
+                raise InvalidRequestError(f"the JSON schema is not JSON: {error}", param="response_format") from error
             if not isinstance(schema, dict | bool) or (isinstance(schema, dict) and schema.get("type") == "bad"):
-                raise InvalidRequestError("the JSON schema cannot be compiled", param=grammar.source)
+                raise InvalidRequestError("the JSON schema cannot be compiled", param="response_format")
 
     def submit(self, request: GenerationRequest) -> None:
         self.validate(request)

@@ -13,13 +13,10 @@ FinishReason = Literal["stop", "length", "cancelled", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class GrammarSpec:
-    """Constrains the output. ``value``: a JSON schema as text, a regular expression, or a JSON list of choices.
-    ``source``: the request's field it came from, which a refusal names; grammars that differ in it only are equal.
-    """
+    """Constrains the output. ``value``: a JSON schema as text, a regular expression, or a JSON list of choices."""
 
     kind: Literal["json_object", "json_schema", "regex", "choice"]
     value: str = ""
-    source: str = field(default="response_format", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

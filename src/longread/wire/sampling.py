@@ -65,7 +65,7 @@ def grammar_of(request: GenerateFields) -> GrammarSpec | None:
     if grammar is not None and len(grammar.value) > MAX_GRAMMAR_CHARACTERS:
         raise InvalidRequestError(
             f"the {grammar.kind} grammar has {len(grammar.value)} characters; the limit is {MAX_GRAMMAR_CHARACTERS}",
-            grammar.source,
+            "response_format" if request.structured_outputs is None else "structured_outputs",
             code="invalid_grammar",
         )
     return grammar
@@ -74,14 +74,13 @@ def grammar_of(request: GenerateFields) -> GrammarSpec | None:
 def _grammar(request: GenerateFields) -> GrammarSpec | None:
     wanted = request.structured_outputs
     if wanted is not None:
-        source = "structured_outputs"
         if wanted.json_ is not None:
-            return GrammarSpec("json_schema", _schema_text(wanted.json_), source)
+            return GrammarSpec("json_schema", _schema_text(wanted.json_))
         if wanted.regex is not None:
-            return GrammarSpec("regex", wanted.regex, source)
+            return GrammarSpec("regex", wanted.regex)
         if wanted.choice is not None:
-            return GrammarSpec("choice", orjson.dumps(wanted.choice).decode(), source)
-        return GrammarSpec("json_object", source=source)
+            return GrammarSpec("choice", orjson.dumps(wanted.choice).decode())
+        return GrammarSpec("json_object")
     form = request.response_format
     if form is None or form.type == "text":
         return None
