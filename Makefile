@@ -37,9 +37,11 @@ clean:
 	touch $@
 
 .venv/run: pyproject.toml | .venv/pip
+	@echo "Installing Longread and torch into .venv (some minutes the first time) ..."
 	$(BIN)/python -m pip install --quiet --editable .
 	touch $@
 
 .venv/dev: .venv/run
+	@echo "Installing what tests and checks need ..."
 	$(BIN)/python -m pip install --quiet --group check --group test
 	touch $@

@@ -1,6 +1,8 @@
 """``longread demo``: a long text, asked twice of a tiny checkpoint, and what the second asking saved."""
 
 import argparse
+import signal
+import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,12 +39,18 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("no *.md file in this folder: name a text file, longread demo FILE")
     from longread.measure import demo
 
+    # Ended from outside, the demo must still take its server and its folder along.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     text = demo.read_documents(files)  # before the fixtures: a file that cannot be read is told at once
     if args.checkpoint:
         demo.run(args.checkpoint, text, args.max_tokens)
         return 0
     from longread.weights.fixture import write_fixture  # loads torch
 
+    print(
+        "The bundled checkpoints are untrained (random weights): the answers are noise, the figures are real.",
+        flush=True,
+    )
     with tempfile.TemporaryDirectory(prefix="longread-demo-") as folder:
         paths = [Path(folder) / kind for kind in KINDS]
         for path in paths:

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         resolved = resolve(options, spec, probe_machine())
     except LongreadError as error:
-        print(f"on this machine: does not run: {error}")
+        print(f"on this machine: does not run: {error}", flush=True)
         return 1
     print("on this machine:")
     print("\n".join(memory_lines(resolved)))
@@ -55,6 +55,8 @@ def find_spec(name: str) -> ModelSpec:
         raise ConfigError("the model is empty; give a checkpoint folder, or a public model such as V4-Flash")
     if Path(name).is_dir():
         return spec_of(Path(name))
+    if name.startswith((".", "/", "~")):
+        raise ConfigError(f"{name}: no such folder; give a checkpoint folder, or a public model such as V4-Flash")
     return release(name)
 
 

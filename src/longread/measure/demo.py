@@ -26,6 +26,7 @@ from longread.spec.errors import ConfigError, LongreadError
 
 QUESTIONS = ("Which promises does this text make?", "What is measured, and on which machine?")
 READY_SECONDS = 120.0
+MIN_CHARACTERS = 2000  # a page of the cache or two: less leaves nothing to reuse, and nothing to show
 ROOM_TOKENS = 1024  # question, chat markup and answer
 
 
@@ -61,31 +62,36 @@ def run(checkpoints: list[Path], text: str, max_tokens: int = 64) -> None:
     Raises DemoError when a server fails.
     """
     console = Console()
-    console.print(f"{len(text):,} characters, asked twice of {len(checkpoints)} tiny checkpoints")
-    console.print(
-        "[yellow]These checkpoints are untrained (random weights): the answers are noise, the figures are real.[/]"
-    )
+    console.print(f"{len(text):,} characters, asked twice of {', '.join(path.name for path in checkpoints)}")
     room = len(text.encode()) + ROOM_TOKENS  # a token is a byte at least, so the text fits whatever the tokenizer
     rows: list[Row] = []
     for checkpoint in checkpoints:
         with console.status(f"{checkpoint.name}: reading the text, twice"), serving(checkpoint, room) as server:
             cold, warm = (ask(server.url, checkpoint.name, text, question, max_tokens) for question in QUESTIONS)
             rows.append(Row(checkpoint.name, cold, warm, server.peak_bytes(), server.planned_bytes()))
+        console.print(f"{checkpoint.name}: {cold.prompt_tokens:,} tokens, first token after {cold.ttft:.1f} s")
         console.print(f"{checkpoint.name} says: [dim]{warm.answer[:100]!r}[/]")
     console.print(table(rows))
 
 
 def read_documents(files: list[Path]) -> str:
-    """Join text files, each under its name. Raises ConfigError for one that is missing, a folder or not UTF-8."""
+    """Join text files, each under its name. Raises ConfigError for one that is missing, a folder or not UTF-8, and for
+    a text that is too short to show anything.
+    """
     parts = []
     for file in files:
         try:
             parts.append(f"# {file.name}\n\n{file.read_text(encoding='utf-8')}")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
-                f"{file}: cannot be read as UTF-8 text ({error}); name a text file: longread demo FILE"
+                f"{file}: cannot be read as UTF-8 text ({error}); name a UTF-8 text file (convert others with iconv)"
             ) from error
-    return "\n\n".join(parts)
+    text = "\n\n".join(parts)
+    if len(text) < MIN_CHARACTERS:
+        raise ConfigError(
+            f"the text has {len(text)} characters; the demo needs {MIN_CHARACTERS} to have something to reuse"
+        )
+    return text
 
 
 @dataclass(frozen=True, slots=True)

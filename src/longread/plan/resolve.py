@@ -212,12 +212,14 @@ def _model_len(options: EngineOptions, spec: ModelSpec, pools: _Pools, choices: 
 def _require_fit(plan: MemoryPlan, machine: Machine, when: str) -> None:
     if plan.total <= machine.available_bytes:
         return
+    cure = "lower kv_cache_memory_bytes, max_num_batched_tokens or max_num_seqs, or use dtype=bfloat16"
+    if plan.weights + plan.runtime > machine.available_bytes:
+        cure = "the weights alone do not fit: dtype=bfloat16 halves float32, else it takes a larger machine"
     raise ConfigError(
         f"{_size(plan.total)} of memory are needed {when} (weights {_size(plan.weights)}, "
         f"cache {_size(plan.kv_cache)}, workspace {_size(plan.workspace)}, logits {_size(plan.logits)}, "
         f"program {_size(plan.runtime)}), but {_size(machine.available_bytes)} are available "
-        f"(of {_size(machine.total_bytes)}, {machine.limited_by}); lower kv_cache_memory_bytes, "
-        "max_num_batched_tokens or max_num_seqs, or use dtype=bfloat16"
+        f"(of {_size(machine.total_bytes)}, {machine.limited_by}); {cure}"
     )
 
 

@@ -42,7 +42,12 @@ class ChatChoice:
         self.index = index
         self.text = ChoiceText(state.tokenizer, prompt.fields)
         names = [tool.name for tool in prompt.fields.offered_tools]
-        self._parser = OutputParser(state.encoding, in_reasoning=prompt.in_reasoning, tools=names)
+        self._parser = OutputParser(
+            state.encoding,
+            in_reasoning=prompt.in_reasoning,
+            tools=names,
+            repeat_reasoning=not prompt.fields.constrained,
+        )
         self._shows_reasoning = prompt.fields.include_reasoning is not False
         self._eos_id = state.tokenizer.eos_id
         self.logprobs = TokenLogprobs(state.tokenizer) if prompt.fields.logprobs else None

@@ -3,7 +3,8 @@
 Every piece of text ends up in exactly one of the three, or is a recognised tag. The rules, each tested:
 
 - ``</think>`` ends reasoning. Where it never comes, or nothing follows it, the reasoning is repeated as the
-  content: a client that reads only content gets what there is, and streamed reasoning cannot be unsent.
+  content: a client that reads only content gets what there is, and streamed reasoning cannot be unsent. Not where
+  the content is bound by a grammar (``repeat_reasoning`` False): prose would break what the client was promised.
 - A second ``</think>`` (or a ``<think>``) is a tag as long as no content was written, later it is text.
 - Markup of tool calls counts only where tools are offered; otherwise it is text.
 - A call inside reasoning is a call if its name is an offered one, else it stays reasoning: it may be a quotation.
@@ -99,7 +100,9 @@ class OutputParser:
         in_reasoning: bool,
         tools: Sequence[str] = (),
         make_id: Callable[[], str] = call_id,
+        repeat_reasoning: bool = True,
     ):
+        self._repeat_reasoning = repeat_reasoning
         self._thinks = encoding.thinks
         self._syntax = encoding.tool_syntax
         self._tools = frozenset(tools)
@@ -140,7 +143,7 @@ class OutputParser:
                 pass
         self.text(self._buffer)
         self._buffer = ""
-        if not self.calls and not self.content.strip() and self.reasoning.strip():
+        if self._repeat_reasoning and not self.calls and not self.content.strip() and self.reasoning.strip():
             self._content.append(self.reasoning)
             self._events.append(ContentDelta(self.reasoning))
         return self._take()

@@ -270,7 +270,7 @@ class GenerateFields(WireModel):
     def _consistent(self) -> "GenerateFields":
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options needs stream: true")
-        if self.structured_outputs is not None and self.response_format and self.response_format.type != "text":
+        if self.structured_outputs is not None and self._formatted:
             raise ValueError("response_format and structured_outputs cannot both constrain the output")
         limit = self.output_limit
         if limit is not None and (self.min_tokens or 0) > limit:
@@ -281,6 +281,15 @@ class GenerateFields(WireModel):
     def output_limit(self) -> int | None:
         """Most output tokens; None: up to the context's end."""
         return self.max_tokens
+
+    @property
+    def _formatted(self) -> bool:
+        return self.response_format is not None and self.response_format.type != "text"
+
+    @property
+    def constrained(self) -> bool:
+        """Whether a grammar binds the answer."""
+        return self.structured_outputs is not None or self._formatted
 
     @property
     def choices(self) -> int:

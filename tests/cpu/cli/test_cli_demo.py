@@ -2,10 +2,13 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 
@@ -53,7 +56,31 @@ def test_a_file_that_cannot_be_read_is_one_line(content: bytes | None, tmp_path:
     assert done.returncode == 2 and done.stdout == ""
     lines = done.stderr.strip().splitlines()
     assert len(lines) == 1, done.stderr
-    assert lines[0].startswith("longread: ") and "contract.bin" in lines[0] and "longread demo FILE" in lines[0]
+    assert lines[0].startswith("longread: ") and "contract.bin" in lines[0] and "name a UTF-8 text file" in lines[0]
+
+
+def test_a_text_too_short_to_reuse_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty.md").write_text("")
+    done = demo(tmp_path, "empty.md")
+    assert done.returncode == 2 and done.stdout == ""
+    assert re.fullmatch(r"longread: .*the text has 12 characters; the demo needs 2000.*\n", done.stderr)
+
+
+def test_ended_from_outside_it_takes_its_server_and_folder_along(tmp_path: Path) -> None:
+    (tmp_path / "long.md").write_text("The lessor pays for the roof. The lessee pays for the floor.\n" * 600)
+    environment = os.environ | {"TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "longread.cli.main", "demo", "long.md", "--max-tokens", "100000"]
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    servers: list[psutil.Process] = []
+    deadline = time.monotonic() + 60
+    while not servers and time.monotonic() < deadline:
+        servers = psutil.Process(process.pid).children()
+        time.sleep(0.05)
+    assert servers
+    process.terminate()
+    assert process.wait(60) == 128 + signal.SIGTERM
+    assert not any(server.is_running() for server in servers)
+    assert not list(tmp_path.glob("longread-demo-*"))
 
 
 def test_a_folder_without_a_text_is_one_line(tmp_path: Path) -> None:

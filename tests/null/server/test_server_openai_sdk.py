@@ -274,6 +274,15 @@ def test_reasoning_that_never_closes_still_answers(server: Serving, client: "ope
     assert answer.choices[0].message.content
 
 
+def test_reasoning_never_stands_where_a_grammar_binds(server: Serving, client: "openai.OpenAI") -> None:
+    server.answers.text = "I think and think."
+    for bound, content in (({"structured_outputs": {"choice": ["yes", "no"]}}, ""), ({}, "I think and think.")):
+        body = {"chat_template_kwargs": {"thinking": True}, **bound}
+        answer = client.chat.completions.create(model=MODEL, messages=HELLO, extra_body=body)
+        message = answer.choices[0].message
+        assert (message.content, message.model_extra["reasoning"]) == (content, "I think and think.")
+
+
 def test_completions_of_text_ids_and_lists(server: Serving, client: "openai.OpenAI") -> None:
     server.answers.text = " in Europe."
     text = client.completions.create(model=MODEL, prompt="Switzerland lies")
