@@ -14,14 +14,14 @@ test: .venv/dev
 	$(BIN)/python -m pytest $(ARGS)
 
 check: .venv/dev
-	$(BIN)/ruff format --check src tests scripts
-	$(BIN)/ruff check src tests scripts
+	$(BIN)/ruff format --check src tests scripts benchmarks
+	$(BIN)/ruff check src tests scripts benchmarks
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/null/test_rooms_imports.py
 
 format: .venv/dev
-	$(BIN)/ruff format src tests scripts
-	$(BIN)/ruff check --fix src tests scripts
+	$(BIN)/ruff format src tests scripts benchmarks
+	$(BIN)/ruff check --fix src tests scripts benchmarks
 
 bench: .venv/dev
 	$(BIN)/longread bench cpu --output results/cpu.json $(ARGS)
