@@ -70,7 +70,9 @@ def test_ended_from_outside_it_takes_its_server_and_folder_along(tmp_path: Path)
     (tmp_path / "long.md").write_text("The lessor pays for the roof. The lessee pays for the floor.\n" * 600)
     environment = os.environ | {"TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "longread.cli.main", "demo", "long.md", "--max-tokens", "100000"]
-    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     servers: list[psutil.Process] = []
     deadline = time.monotonic() + 60
     while not servers and time.monotonic() < deadline:
