@@ -1,0 +1,390 @@
+"""``python -m training.evaluate reader-v4 --state DIR --output results.json``: accuracy of a twin, teacher-forced.
+
+An answer counts as right if and only if each of its tokens and the end of the turn behind it is the model's first
+choice, given the right tokens before: then greedy decoding writes exactly this answer and stops. With thinking on the
+thought in front of the answer counts as part of it, which is stricter than asking for the answer alone.
+
+By default many questions follow one document, each behind the right answers to those before; ``--single-turn`` asks
+one question a document, which is the real use. Nothing waits for the device within a length.
+"""
+
+import argparse
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from training.cells import Asked, Cell, document_figures, summary, tables, write_result
+from training.configs import CONFIGS
+from training.data import conversation
+from training.exam import Paper, paper, value_tokens
+from training.export import TOKENIZER
+from training.state import load_weights, twin_for
+
+EOS, PAD = 1, 2
+ANSWER = 1  # the weight that marks tokens the model has to write
+DOCUMENT = 2
+PREFIX = 2  # BOS and the user's mark stand in front of the document
+BATCH_TOKENS = 65536
+KL_ROWS = 4096  # logits compared at a time: 64 MB each in float32
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One tokenised conversation. ``targets``: for each question the indices the model has to predict. ``values``:
+    for each question the span that the answer's value has in the row, None where it is not a single one.
+    """
+
+    ids: list[int]
+    document: tuple[int, int]
+    asked: tuple[Asked, ...]
+    targets: tuple[tuple[int, ...], ...]
+    values: tuple[tuple[int, int] | None, ...]
+    facts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows of one length. ``row``, ``position``, ``question``: one entry a target, questions numbered in the batch."""
+
+    rows: tuple[Row, ...]
+    ids: Tensor
+    row: Tensor
+    position: Tensor
+    question: Tensor
+
+    @property
+    def asked(self) -> list[Asked]:
+        return [asked for row in self.rows for asked in row.asked]
+
+
+@dataclass(frozen=True, slots=True)
+class Exam(Dataset[Row]):
+    """The rows of one length and mode as a data set: row k is the same whoever makes it."""
+
+    length: int
+    documents: int
+    turns: int
+    thinking: bool
+    seed0: int = 0
+    tokenizer: Tokenizer = field(default_factory=lambda: Tokenizer.from_file(str(TOKENIZER)))
+
+    def __len__(self) -> int:
+        return self.documents
+
+    def __getitem__(self, number: int) -> Row:
+        if not 0 <= number < self.documents:
+            raise IndexError(number)
+        return row_of(paper(self.tokenizer, self.length, number, self.turns, self.seed0), self.thinking, self.tokenizer)
+
+
+def row_of(exam: Paper, thinking: bool, tokenizer: Tokenizer) -> Row:
+    """Tokenise a paper; questions that do not fit its length are left out, the last ones first.
+
+    With thinking on only the last turn is asked: the chat format drops the thoughts of the turns before.
+    """
+    questions = list(exam.questions)
+    ids, weights = conversation(exam.document, questions, thinking, tokenizer)
+    while len(ids) > exam.length and len(questions) > 1:
+        questions.pop()
+        ids, weights = conversation(exam.document, questions, thinking, tokenizer)
+    if len(ids) > exam.length:
+        raise ValueError(f"a row of {len(ids)} tokens does not fit {exam.length}")
+    targets = turns_of(ids, weights)
+    if len(targets) != len(questions):
+        raise ValueError(f"{len(questions)} questions, but {len(targets)} answers in the row")
+    values = [_value_span(exam, question, tokenizer) for question in questions]
+    first = len(questions) - 1 if thinking else 0
+    return Row(
+        list(ids),
+        (PREFIX, PREFIX + exam.tokens),
+        tuple(exam.asked(question, thinking) for question in questions[first:]),
+        tuple(targets[first:]),
+        tuple(values[first:]),
+        exam.document.facts,
+    )
+
+
+def turns_of(ids: Sequence[int], weights: Sequence[int]) -> list[tuple[int, ...]]:
+    """For each turn the indices of what the model writes: all that is weighed ``ANSWER`` up to the end of the turn."""
+    turns: list[tuple[int, ...]] = []
+    open_turn: list[int] = []
+    for i, weight in enumerate(weights):
+        if weight == ANSWER:
+            open_turn.append(i)
+            if ids[i] == EOS:
+                turns.append(tuple(open_turn))
+                open_turn = []
+    return turns
+
+
+def _value_span(exam: Paper, question, tokenizer: Tokenizer) -> tuple[int, int] | None:  # type: ignore[no-untyped-def]
+    if len(question.lines) != 1 and question.kind != "last":
+        return None
+    at = question.lines[-1]
+    lines = [line.text for line in exam.document.lines[: at + 1]]
+    span = value_tokens(tokenizer, lines[-1], question)
+    if span is None:
+        return None
+    before = PREFIX + sum(len(e) for e in tokenizer.encode_batch_fast(lines[:-1], add_special_tokens=False))
+    return before + span[0], before + span[1]
+
+
+def collate(rows: Sequence[Row], length: int) -> Batch:
+    """Right-padded ids [B, length] and the flat list of targets."""
+    ids = torch.full((len(rows), length), PAD, dtype=torch.int64)
+    flat: list[tuple[int, int, int]] = []
+    question = 0
+    for r, row in enumerate(rows):
+        ids[r, : len(row.ids)] = torch.tensor(row.ids)
+        for targets in row.targets:
+            flat.extend((r, position, question) for position in targets)
+            question += 1
+    row_index, position, number = (torch.tensor(part, dtype=torch.int64) for part in zip(*flat, strict=True))
+    return Batch(tuple(rows), ids, row_index, position, number)
+
+
+def batches(exam: Exam, workers: int) -> Iterator[Batch]:
+    """Batches of about ``BATCH_TOKENS`` tokens, made by ``workers`` processes."""
+    rows = max(1, min(exam.documents, BATCH_TOKENS // exam.length))
+    loader: DataLoader[Row] = DataLoader(
+        exam, batch_size=rows, num_workers=workers, collate_fn=_Collate(exam.length), multiprocessing_context=None
+    )
+    yield from loader  # type: ignore[misc]
+
+
+@dataclass(frozen=True, slots=True)
+class _Collate:
+    """``collate`` for one length, in a form that a worker process can be sent."""
+
+    length: int
+
+    def __call__(self, rows: Sequence[Row]) -> Batch:
+        return collate(rows, self.length)
+
+
+def score(twin: nn.Module, batch: Batch, device: torch.device) -> Tensor:
+    """bool [questions of the batch] on the device: whether every target is the first choice. Does not wait."""
+    return _right(twin, batch, hidden_of(twin, batch, device))
+
+
+def hidden_of(twin: nn.Module, batch: Batch, device: torch.device) -> Tensor:
+    """[B, T, D] of a batch, in bfloat16 products on a GPU and in float32 on a CPU."""
+    with torch.autocast("cuda", torch.bfloat16, enabled=device.type == "cuda"):
+        return twin.hidden(batch.ids.to(device, non_blocking=True))  # type: ignore[operator]
+
+
+def _right(twin: nn.Module, batch: Batch, hidden: Tensor) -> Tensor:
+    device = hidden.device
+    row, position, question = (part.to(device) for part in (batch.row, batch.position, batch.question))
+    choice = twin.logits(hidden[row, position - 1]).argmax(-1)  # type: ignore[operator]
+    wrong = (choice != batch.ids.to(device)[row, position]).int()
+    count = torch.zeros(len(batch.asked), dtype=torch.int32, device=device).index_add_(0, question, wrong)
+    return count == 0
+
+
+@dataclass(slots=True)
+class Settings:
+    """What is asked: ``questions`` a length in all, ``turns`` of them behind one document."""
+
+    lengths: Sequence[int]
+    questions: int
+    turns: int
+    thinking: Sequence[bool]
+    seed0: int
+    workers: int
+
+    def exams(self) -> Iterator[Exam]:
+        """One exam a length and mode. Thinking is asked in the only turn of a document, whatever ``turns`` says."""
+        for length in self.lengths:
+            for thinking in self.thinking:
+                turns = 1 if thinking else turns_for(length, self.turns)
+                yield Exam(length, -(-self.questions // turns), turns, thinking, self.seed0)
+
+
+def turns_for(length: int, most: int) -> int:
+    """Questions behind one document: in short rows fewer, so that the document stays most of the row."""
+    return max(1, min(most, length // 256))
+
+
+@torch.inference_mode()
+def evaluate(twin: nn.Module, settings: Settings, device: torch.device) -> dict[str, object]:
+    """Result tables and the documents' figures; prints a line a length."""
+    answers: list[tuple[Asked, bool]] = []
+    documents: list[tuple[int, int, int]] = []
+    for exam in settings.exams():
+        started = time.perf_counter()
+        asked: list[Asked] = []
+        flags: list[Tensor] = []
+        for batch in batches(exam, settings.workers):
+            flags.append(score(twin, batch, device))
+            asked += batch.asked
+            documents += [(exam.length, row.document[1] - row.document[0], row.facts) for row in batch.rows]
+        right: list[bool] = torch.cat(flags).tolist()
+        part = list(zip(asked, right, strict=True))
+        answers += part
+        mode = "thinking" if exam.thinking else f"{exam.turns} turns"
+        print(f"{summary(part)}  ({mode}, {time.perf_counter() - started:.1f} s)", flush=True)
+    return {"tables": tables(answers), "documents": document_figures(documents)}
+
+
+@torch.inference_mode()
+def compare(master: nn.Module, other: nn.Module, settings: Settings, device: torch.device) -> list[Cell]:
+    """Per length, over answer and over document positions: mean KL(master || other) in nats, and the share of
+    positions where the first choice differs. Both read the same rows.
+    """
+    cells: list[Cell] = []
+    for exam in settings.exams():
+        if exam.thinking:
+            continue
+        totals = {name: torch.zeros(3, dtype=torch.float64, device=device) for name in ("answer", "document")}
+        for batch in batches(exam, settings.workers):
+            ours, theirs = (hidden_of(twin, batch, device) for twin in (master, other))
+            for name, (row, position) in _positions(batch).items():
+                for lo in range(0, len(row), KL_ROWS):
+                    r, p = row[lo : lo + KL_ROWS].to(device), position[lo : lo + KL_ROWS].to(device) - 1
+                    totals[name] += _divergence(master.logits(ours[r, p]), other.logits(theirs[r, p]))  # type: ignore[operator]
+        for name, total in totals.items():
+            count, divergence, flips = total.tolist()
+            where: Cell = {"length": exam.length, "positions": name, "count": int(count)}
+            cells.append(where | {"kl_mean": divergence / count, "flips": flips / count})
+            print(f"{exam.length:>6} {name}: KL {divergence / count:.2e}, flips {100 * flips / count:.2f} %", flush=True)
+    return cells
+
+
+def _positions(batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
+    """(row, index) of the tokens that are predicted, answers' and documents'."""
+    rows = [torch.full((stop - start,), r) for r, (start, stop) in enumerate(row.document for row in batch.rows)]
+    inside = [torch.arange(*row.document) for row in batch.rows]
+    return {"answer": (batch.row, batch.position), "document": (torch.cat(rows), torch.cat(inside))}
+
+
+def _divergence(master: Tensor, other: Tensor) -> Tensor:
+    """float64 [3]: positions, the sum of KL(master || other), and how many first choices differ."""
+    log_p, log_q = master.float().log_softmax(-1), other.float().log_softmax(-1)
+    divergence = (log_p.exp() * (log_p - log_q)).sum(-1).double().sum()
+    flips = (master.argmax(-1) != other.argmax(-1)).sum().double()
+    return torch.stack((torch.full_like(flips, len(master)), divergence, flips))
+
+
+@torch.inference_mode()
+def index_quality(twin: nn.Module, settings: Settings, device: torch.device) -> list[Cell]:
+    """Per length and CSA layer: how often the indexer's top-k at the answer's first token holds the value's windows.
+
+    ``any``: at least one of the entries that pool a token of the value; ``all``: the share of its own windows that are
+    selected. ``coverage``: top-k over the closed entries, what a blind choice would reach. Only questions with one
+    value count.
+    """
+    cells: list[Cell] = []
+    twin.keep_selection = True
+    for exam in settings.exams():
+        if exam.thinking:
+            continue
+        total: Tensor | None = None
+        for batch in batches(exam, settings.workers):
+            hidden_of(twin, batch, device)
+            selections: list[Tensor] = twin.selections  # type: ignore[assignment]
+            found = torch.stack([_recall(selected, batch) for selected in selections])
+            total = found if total is None else total + found
+        assert total is not None
+        for layer, (count, some, share, coverage) in enumerate(total.tolist()):
+            where: Cell = {"length": exam.length, "csa_layer": layer, "count": int(count)}
+            cells.append(where | {"any": some / count, "all": share / count, "coverage": coverage / count})
+            print(f"{exam.length:>6} CSA {layer}: {cells[-1]}", flush=True)
+    twin.keep_selection = False
+    return cells
+
+
+def _recall(selected: Tensor, batch: Batch) -> Tensor:
+    """float64 [4]: questions, any, all, coverage summed. ``selected`` bool [B, T, C], an entry for four tokens.
+
+    Entry w pools window w and, as its "previous" series, window w - 1; so the entry behind the value's last window
+    holds some of it, too.
+    """
+    out = torch.zeros(4, dtype=torch.float64, device=selected.device)
+    for r, row in enumerate(batch.rows):
+        for targets, span in zip(row.targets, row.values, strict=True):
+            if span is None:
+                continue
+            query = targets[0] - 1
+            first, last = span[0] // 4, (span[1] - 1) // 4
+            chosen = selected[r, query]
+            some = chosen[first : last + 2].any().double()
+            share = chosen[first : last + 1].double().mean()
+            coverage = chosen.sum().double() / ((query + 1) // 4)
+            out += torch.stack((torch.ones_like(some), some, share, coverage))
+    return out
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command line."""
+    options = _parser().parse_args(arguments)
+    device = torch.device(options.device)
+    turns = 1 if options.single_turn else options.turns
+    modes = {"off": (False,), "on": (True,), "both": (False, True)}[options.thinking]
+    settings = Settings(options.lengths, options.questions, turns, modes, options.seed0, options.workers)
+    twin = load_twin(options.reader, options.state or options.checkpoint, device, options.selection)
+    twin.fake_quant = options.quantised
+    result: dict[str, object] = {
+        "model": options.reader,
+        "method": "teacher-forced",
+        "turns": turns,
+        "selection": options.selection,
+        "quantised": options.quantised,
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+        "seed0": options.seed0,
+    }
+    if options.compare is not None:
+        master = load_twin(options.reader, options.compare, device, options.selection)
+        result["divergence"] = compare(master, twin, settings, device)
+    elif options.index:
+        result["index"] = index_quality(twin, settings, device)
+    else:
+        result |= evaluate(twin, settings, device)
+    write_result(options.output, result)
+    print(f"written to {options.output}")
+
+
+def load_twin(reader: str, path: Path, device: torch.device, selection: str | None) -> nn.Module:
+    """A twin with the weights of a training state or a checkpoint, ready to read."""
+    twin = twin_for(CONFIGS[reader])
+    twin.load_native(load_weights(path))  # type: ignore[operator]
+    twin.eager = device.type != "cuda"
+    if selection is not None:
+        twin.selection = selection
+    return twin.to(device).eval()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m training.evaluate", description=__doc__.splitlines()[0])
+    parser.add_argument("reader", choices=sorted(CONFIGS))
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--state", type=Path, help="folder of a training state")
+    source.add_argument("--checkpoint", type=Path, help="exported checkpoint, dequantised when read")
+    parser.add_argument("--lengths", type=_numbers, default=(1024, 4096, 8192), help="tokens, e.g. 1024,4096")
+    parser.add_argument("--questions", type=int, default=2000, help="questions a length; 2000 are 180 a decile")
+    parser.add_argument("--turns", type=int, default=32, help="questions behind one document, at most")
+    parser.add_argument("--single-turn", action="store_true", help="one question a document, the real use")
+    parser.add_argument("--thinking", choices=("off", "on", "both"), default="off")
+    parser.add_argument("--selection", choices=("topk", "dense", "random"), help="reader-v4: what the CSA layers read")
+    parser.add_argument("--quantised", action="store_true", help="round the weights as the checkpoint stores them")
+    parser.add_argument("--compare", type=Path, help="master (state or checkpoint): KL and flips instead of accuracy")
+    parser.add_argument("--index", action="store_true", help="reader-v4: recall of the indexer instead of accuracy")
+    parser.add_argument("--seed0", type=int, default=0, help="another examination")
+    parser.add_argument("--workers", type=int, default=0, help="processes that write documents")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--output", type=Path, required=True)
+    return parser
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
+
+if __name__ == "__main__":
+    main()

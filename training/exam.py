@@ -1,0 +1,114 @@
+"""Examination papers: documents of a token length with questions spread over them, from seeds that training never uses.
+
+Knows the reading documents and how to count tokens; knows no models and no chat format. Training draws its documents
+from seeds below ``FIRST_SEED``, an examination from seeds at or above it: they are disjoint by construction.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tokenizers import Tokenizer
+
+from longread.measure.reading import DOMAINS, LANGUAGES, Document, Question, write
+from training.cells import Asked
+
+FIRST_SEED = 10**12
+TURN_TOKENS = 64  # room for one question with its answer and markup
+CLASSES = 11  # ten deciles of depth, and the questions whose answer is nowhere
+LINE_TOKENS = 24  # first guess
+
+
+@dataclass(frozen=True, slots=True)
+class Paper:
+    """``tokens``: of the document."""
+
+    length: int
+    document: Document
+    questions: tuple[Question, ...]
+    tokens: int
+
+    def asked(self, question: Question, thinking: bool) -> Asked:
+        """The cell keys of one question."""
+        document = self.document
+        return Asked(
+            self.length, question.kind, decile(document, question), document.language, document.domain, thinking
+        )
+
+
+def papers(tokenizer: Tokenizer, length: int, documents: int, questions: int, seed0: int = 0) -> Iterator[Paper]:
+    """``documents`` papers whose documents fill ``length`` tokens but for the room of ``questions`` turns."""
+    for number in range(documents):
+        yield paper(tokenizer, length, number, questions, seed0)
+
+
+def paper(tokenizer: Tokenizer, length: int, number: int, questions: int, seed0: int = 0) -> Paper:
+    """Paper ``number`` of an examination; languages and domains take turns, so that all are asked equally often."""
+    seed = FIRST_SEED + seed0 + length * 10**6 + number
+    language = LANGUAGES[number % len(LANGUAGES)]
+    domain = DOMAINS[number // len(LANGUAGES) % len(DOMAINS)]
+    document, tokens = fitted(tokenizer, seed, length - questions * TURN_TOKENS, language, domain)
+    return Paper(length, document, tuple(spread(document, questions, seed, number)), tokens)
+
+
+def fitted(tokenizer: Tokenizer, seed: int, budget: int, language: str, domain: str) -> tuple[Document, int]:
+    """The longest document found that has at most ``budget`` tokens, and how many it has.
+
+    Lines differ in length, so the number of lines is searched: each try corrects the last one's.
+    """
+    lines = max(4, budget // LINE_TOKENS)
+    best: tuple[Document, int] | None = None
+    for _ in range(5):
+        document = write(seed, lines, language, domain)
+        tokens = count_tokens(tokenizer, document)
+        if tokens <= budget and (best is None or tokens > best[1]):
+            best = document, tokens
+        if 0.97 * budget <= tokens <= budget:
+            break
+        lines = max(4, int(lines * 0.985 * budget / tokens))
+    if best is None:
+        raise ValueError(f"no document of seed {seed} fits {budget} tokens")
+    return best
+
+
+def count_tokens(tokenizer: Tokenizer, document: Document) -> int:
+    """Tokens of a document's lines."""
+    encodings = tokenizer.encode_batch_fast([line.text for line in document.lines], add_special_tokens=False)
+    return sum(len(encoding) for encoding in encodings)
+
+
+def decile(document: Document, question: Question) -> int | None:
+    """0..9: where in the document the answer (its first line) lies; None where it lies nowhere."""
+    return min(9, int(10 * document.depth(question))) if question.lines else None
+
+
+def spread(document: Document, count: int, seed: int, first: int) -> list[Question]:
+    """At most ``count`` of the document's questions, taking turns over the deciles of depth and the absent ones.
+
+    ``first``: the class that begins, so that papers with few questions cover all classes together. A class without
+    questions is passed over.
+    """
+    classes: list[list[Question]] = [[] for _ in range(CLASSES)]
+    for question in document.questions(4 * count + 4 * CLASSES, seed):
+        where = decile(document, question)
+        classes[CLASSES - 1 if where is None else where].append(question)
+    chosen: list[Question] = []
+    turn = first
+    while len(chosen) < count and any(classes):
+        waiting = classes[turn % CLASSES]
+        if waiting:
+            chosen.append(waiting.pop(0))
+        turn += 1
+    return chosen
+
+
+def value_tokens(tokenizer: Tokenizer, line: str, question: Question) -> tuple[int, int] | None:
+    """Token span of the answer's value within its line's encoding, for a question with one value; None elsewhere."""
+    if question.kind not in ("single", "last"):
+        return None
+    value = question.answer.partition(" (")[0].partition("（")[0]
+    begin = line.rfind(value)
+    if begin < 0:
+        return None
+    offsets: Sequence[tuple[int, int]] = tokenizer.encode(line, add_special_tokens=False).offsets
+    inside = [i for i, (start, stop) in enumerate(offsets) if start < begin + len(value) and stop > begin]
+    return inside[0], inside[-1] + 1
