@@ -1,11 +1,13 @@
 # Every target sets up .venv by itself; `make demo` and `make test` work on a fresh clone.
 PYTHON ?= python3
 BIN := .venv/bin
+SOURCES := src tests scripts benchmarks models
+CHECKPOINT ?= reader-v4
 
 .PHONY: demo serve test check format bench clean
 
 demo: .venv/run
-	$(BIN)/longread demo $(FILE)
+	$(BIN)/longread demo $(FILE) $(ARGS)
 
 serve: .venv/run
 	$(BIN)/longread serve $(CHECKPOINT) $(ARGS)
@@ -14,14 +16,14 @@ test: .venv/dev
 	$(BIN)/python -m pytest $(ARGS)
 
 check: .venv/dev
-	$(BIN)/ruff format --check src tests scripts benchmarks
-	$(BIN)/ruff check src tests scripts benchmarks
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/null/test_rooms_imports.py
 
 format: .venv/dev
-	$(BIN)/ruff format src tests scripts benchmarks
-	$(BIN)/ruff check --fix src tests scripts benchmarks
+	$(BIN)/ruff format $(SOURCES)
+	$(BIN)/ruff check --fix $(SOURCES)
 
 bench: .venv/dev
 	$(BIN)/longread bench cpu --output results/cpu.json $(ARGS)
@@ -36,9 +38,9 @@ clean:
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
 	touch $@
 
-.venv/run: pyproject.toml | .venv/pip
+.venv/run: pyproject.toml models/pyproject.toml | .venv/pip
 	@echo "Installing Longread and torch into .venv (some minutes the first time) ..."
-	$(BIN)/python -m pip install --quiet --editable .
+	$(BIN)/python -m pip install --quiet --editable . --editable ./models
 	touch $@
 
 .venv/dev: .venv/run

@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from longread.cli.checkpoint import spec_of
+from longread.cli.checkpoint import locate, spec_of
 from longread.cli.parser import Parser, count
 
 if TYPE_CHECKING:
@@ -22,10 +22,9 @@ def add_parser(commands: "_SubParsersAction[Parser]", name: str) -> None:
     )
     cpu.add_argument(
         "checkpoints",
-        type=Path,
         nargs="*",
         metavar="CHECKPOINT",
-        help="default: fresh v3 and v4-flash fixtures with real head sizes",
+        help="folders or bundled models; default: fresh v3 and v4-flash fixtures with real head sizes",
     )
     cpu.add_argument("--context", type=count, default=8192, help="tokens of the prefill prompt")
     cpu.add_argument("--decode-context", type=count, default=512, help="tokens of each decode prompt")
@@ -36,13 +35,14 @@ def add_parser(commands: "_SubParsersAction[Parser]", name: str) -> None:
 
 
 def run_cpu(args: argparse.Namespace) -> int:
-    for checkpoint in args.checkpoints:
+    checkpoints = [locate(value) for value in args.checkpoints]
+    for checkpoint in checkpoints:
         spec_of(checkpoint)  # before the first is measured for minutes
     from longread.measure import cpu  # loads rich
 
     settings = cpu.Settings(args.context, args.decode_context, args.new_tokens, args.rounds)
-    if args.checkpoints:
-        cpu.run(args.checkpoints, settings, args.output)
+    if checkpoints:
+        cpu.run(checkpoints, settings, args.output)
         return 0
     from longread.weights.fixture import write_fixture  # loads torch
 

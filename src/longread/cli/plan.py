@@ -4,10 +4,10 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from longread.cli.checkpoint import spec_of
+from longread.cli.checkpoint import BUNDLED, locate, spec_of
 from longread.cli.describe import config_lines
 from longread.cli.engine_flags import add_memory_flags, options_from
-from longread.cli.parser import Parser
+from longread.cli.parser import Parser, nearest
 from longread.plan.machine import probe_machine
 from longread.plan.resolve import resolve
 from longread.spec import count
@@ -28,7 +28,9 @@ def add_parser(commands: "_SubParsersAction[Parser]", name: str) -> None:
         "laid out on this machine. Reads config.json only.",
     )
     parser.add_argument(
-        "model", metavar="CHECKPOINT|RELEASE", help="a checkpoint folder, or a public model such as V4-Flash"
+        "model",
+        metavar="CHECKPOINT|NAME",
+        help=f"a checkpoint folder, a bundled model ({', '.join(BUNDLED)}), or a public one such as V4-Flash",
     )
     add_memory_flags(parser)
     parser.set_defaults(run=run, parser=parser)
@@ -50,14 +52,23 @@ def run(args: argparse.Namespace) -> int:
 
 
 def find_spec(name: str) -> ModelSpec:
-    """Of a checkpoint folder when there is one, else of a release. Raises ConfigError or CheckpointError."""
+    """Of a checkpoint folder when there is one, else of a bundled model, else of a release.
+
+    Raises ConfigError or CheckpointError.
+    """
     if not name:
         raise ConfigError("the model is empty; give a checkpoint folder, or a public model such as V4-Flash")
-    if Path(name).is_dir():
-        return spec_of(Path(name))
+    if name in BUNDLED or Path(name).is_dir():
+        return spec_of(locate(name))
     if name.startswith((".", "/", "~")):
         raise ConfigError(f"{name}: no such folder; give a checkpoint folder, or a public model such as V4-Flash")
-    return release(name)
+    near = nearest(name, BUNDLED)
+    if near:
+        raise ConfigError(f"{name!r} is not a known model{near}")
+    try:
+        return release(name)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; bundled: {', '.join(BUNDLED)}") from None
 
 
 def spec_lines(spec: ModelSpec) -> list[str]:

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from longread.cli.checkpoint import BUNDLED, locate
 from longread.cli.engine_flags import add_memory_flags, add_serving_flags, options_from
 from longread.cli.parser import Parser, UsageError, shorten, whole
 from longread.server.options import ServerOptions
@@ -33,7 +34,9 @@ def add_parser(commands: "_SubParsersAction[Parser]", name: str) -> None:
         epilog="Amounts: 128K is 131072, 128k is 128000; sizes in bytes, or 512MiB, 4GiB.",
     )
     parser.add_argument(
-        "checkpoint", metavar="CHECKPOINT", help="folder with config.json, tokenizer.json, *.safetensors"
+        "checkpoint",
+        metavar="CHECKPOINT",
+        help=f"folder with config.json, tokenizer.json, *.safetensors; or a bundled model: {', '.join(BUNDLED)}",
     )
     engine = parser.add_argument_group("engine")
     add_memory_flags(engine)
@@ -104,8 +107,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def engine_options(args: argparse.Namespace) -> EngineOptions:
-    """Raises ConfigError."""
-    return options_from(args, args.checkpoint, args.served_model_name[0] if args.served_model_name else None)
+    """Raises ConfigError and CheckpointError."""
+    return options_from(
+        args, str(locate(args.checkpoint)), args.served_model_name[0] if args.served_model_name else None
+    )
 
 
 def server_options(args: argparse.Namespace) -> ServerOptions:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from longread.cli.checkpoint import spec_of
+from longread.cli.checkpoint import origin, spec_of
 from longread.cli.describe import config_lines, memory_line, ready_line
 from longread.cli.version import version
 from longread.plan.machine import probe_machine
@@ -51,7 +51,7 @@ def serve_checkpoint(
     )
     defaults = checked_defaults(template_defaults, encoding)
     names = http.served_model_name or (resolved.served_model_name,)
-    _say(f"{spec.label} from {path}", *config_lines(resolved), f"  chat encoding {encoding.name} ({why})")
+    _say(f"{spec.label} from {origin(path)}", *config_lines(resolved), f"  chat encoding {encoding.name} ({why})")
     listener = bind(http.host, http.port)
     address = url(listener)
     if http.exposed:

@@ -66,7 +66,7 @@ ENCODINGS = {encoding.name: encoding for encoding in _ENCODINGS}
 ENCODING_NAMES = ("auto", *ENCODINGS)
 
 
-# What config.json alone decides. V3, V3-0324, R1 and R1-0528 share one config and are not here.
+# What config.json or a bundled model's name decides. V3, V3-0324, R1 and R1-0528 share one config and are not here.
 _BY_FAMILY = {"deepseek_v2": "v3", "deepseek_v32": "v3.2", "deepseek_v41": "v4.1"}
 _BY_RELEASE = {
     "DeepSeek-V3.1": "v3.1",
@@ -74,6 +74,8 @@ _BY_RELEASE = {
     "DeepSeek-V4-Pro": "v4",
     "DeepSeek-V4-Flash-0731": "v4-0731",
     "DeepSeek-V4-Pro-0813": "v4-0731",
+    "reader-v3": "v3.1",
+    "reader-v4": "v4",
 }
 
 
@@ -87,9 +89,9 @@ class Choice(NamedTuple):
 def encoding_for(name: str, family: str, label: str, folder: str, *, has_think: bool) -> Choice:
     """The encoding that ``--chat-encoding name`` means for a model, and why.
 
-    ``label``: the spec's, which is a release's name where config.json is exactly that release's. ``folder``: the
-    checkpoint folder's name, asked only where the config leaves it open. ``has_think``: the vocabulary has ``<think>``
-    as a token. Raises ConfigError for an unknown name.
+    ``label``: the spec's, which is a release's name where config.json is exactly that release's, and a bundled model's
+    own. ``folder``: the checkpoint folder's name, asked only where the config leaves it open. ``has_think``: the
+    vocabulary has ``<think>`` as a token. Raises ConfigError for an unknown name.
     """
     if name != "auto":
         if name not in ENCODINGS:
