@@ -44,7 +44,7 @@ def flex(
     keys = functional.pad(keys, (0, 0, 0, padding)).to(torch.bfloat16)[:, None]
     mask = _block_mask(length, count + padding, window, ratio, q.device)
     if chosen is not None:
-        mask = _with_chosen(mask, functional.pad(chosen, (0, padding)), length, window)
+        mask = _with_chosen(mask, functional.pad(chosen, (0, padding)), length, window, ratio)
     out, lse = _compiled()(
         q.to(torch.bfloat16), keys, keys, block_mask=mask, scale=scale, enable_gqa=True, return_lse=True
     )
@@ -79,13 +79,14 @@ def _block_mask(length: int, count: int, window: int, ratio: int, device: torch.
     )
 
 
-def _with_chosen(mask: BlockMask, chosen: Tensor, length: int, window: int) -> BlockMask:
+def _with_chosen(mask: BlockMask, chosen: Tensor, length: int, window: int, ratio: int) -> BlockMask:
     """The same blocks, each entry of which must also be chosen: bool [B, T, C]. No block is full any more."""
     table = mask.to_dense()[0, 0].bool()
 
     def visible(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         in_window = (k <= q) & (q - k < window)
-        return torch.where(k < length, in_window, chosen[b, q, (k - length).clamp(min=0)])
+        picked = chosen[b, q, (k - length).clamp(min=0)] & ((k - length + 1) * ratio <= q + 1)
+        return torch.where(k < length, in_window, picked)
 
     return BlockMask.from_kv_blocks(
         *_listed(table, chosen.device), BLOCK_SIZE=BLOCK, mask_mod=visible,
