@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from longread.measure.reading import Question
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
@@ -123,8 +124,8 @@ def turns_of(ids: Sequence[int], weights: Sequence[int]) -> list[tuple[int, ...]
     return turns
 
 
-def _value_span(exam: Paper, question, tokenizer: Tokenizer) -> tuple[int, int] | None:  # type: ignore[no-untyped-def]
-    if len(question.lines) != 1 and question.kind != "last":
+def _value_span(exam: Paper, question: Question, tokenizer: Tokenizer) -> tuple[int, int] | None:
+    if question.kind not in ("single", "last"):
         return None
     at = question.lines[-1]
     lines = [line.text for line in exam.document.lines[: at + 1]]
@@ -152,9 +153,7 @@ def collate(rows: Sequence[Row], length: int) -> Batch:
 def batches(exam: Exam, workers: int) -> Iterator[Batch]:
     """Batches of about ``BATCH_TOKENS`` tokens, made by ``workers`` processes."""
     rows = max(1, min(exam.documents, BATCH_TOKENS // exam.length))
-    loader: DataLoader[Row] = DataLoader(
-        exam, batch_size=rows, num_workers=workers, collate_fn=_Collate(exam.length), multiprocessing_context=None
-    )
+    loader: DataLoader[Row] = DataLoader(exam, batch_size=rows, num_workers=workers, collate_fn=_Collate(exam.length))
     yield from loader  # type: ignore[misc]
 
 
@@ -253,7 +252,9 @@ def compare(master: nn.Module, other: nn.Module, settings: Settings, device: tor
             count, divergence, flips = total.tolist()
             where: Cell = {"length": exam.length, "positions": name, "count": int(count)}
             cells.append(where | {"kl_mean": divergence / count, "flips": flips / count})
-            print(f"{exam.length:>6} {name}: KL {divergence / count:.2e}, flips {100 * flips / count:.2f} %", flush=True)
+            print(
+                f"{exam.length:>6} {name}: KL {divergence / count:.2e}, flips {100 * flips / count:.2f} %", flush=True
+            )
     return cells
 
 
@@ -289,10 +290,11 @@ def index_quality(twin: nn.Module, settings: Settings, device: torch.device) -> 
         for batch in batches(exam, settings.workers):
             hidden_of(twin, batch, device)
             selections: list[Tensor] = twin.selections  # type: ignore[assignment]
+            if not selections:  # no more entries than top-k: everything is selected
+                break
             found = torch.stack([_recall(selected, batch) for selected in selections])
             total = found if total is None else total + found
-        assert total is not None
-        for layer, (count, some, share, coverage) in enumerate(total.tolist()):
+        for layer, (count, some, share, coverage) in enumerate([] if total is None else total.tolist()):
             where: Cell = {"length": exam.length, "csa_layer": layer, "count": int(count)}
             cells.append(where | {"any": some / count, "all": share / count, "coverage": coverage / count})
             print(f"{exam.length:>6} CSA {layer}: {cells[-1]}", flush=True)
@@ -334,7 +336,7 @@ def main(arguments: list[str] | None = None) -> None:
         "model": options.reader,
         "method": "teacher-forced",
         "turns": turns,
-        "selection": options.selection,
+        "selection": getattr(twin, "selection", None),
         "quantised": options.quantised,
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
         "seed0": options.seed0,
@@ -355,8 +357,10 @@ def load_twin(reader: str, path: Path, device: torch.device, selection: str | No
     twin = twin_for(CONFIGS[reader])
     twin.load_native(load_weights(path))  # type: ignore[operator]
     twin.eager = device.type != "cuda"
-    if selection is not None:
-        twin.selection = selection
+    if hasattr(twin, "selection"):
+        twin.selection = selection or "topk"
+    elif selection is not None:
+        raise SystemExit(f"{reader} selects nothing: leave --selection out")
     return twin.to(device).eval()
 
 

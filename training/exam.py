@@ -7,9 +7,9 @@ from seeds below ``FIRST_SEED``, an examination from seeds at or above it: they 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from longread.measure.reading import DOMAINS, LANGUAGES, Document, Question, write
 from tokenizers import Tokenizer
 
-from longread.measure.reading import DOMAINS, LANGUAGES, Document, Question, write
 from training.cells import Asked
 
 FIRST_SEED = 10**12
@@ -35,18 +35,26 @@ class Paper:
         )
 
 
-def papers(tokenizer: Tokenizer, length: int, documents: int, questions: int, seed0: int = 0) -> Iterator[Paper]:
-    """``documents`` papers whose documents fill ``length`` tokens but for the room of ``questions`` turns."""
+def papers(
+    tokenizer: Tokenizer, length: int, documents: int, questions: int, seed0: int = 0, room: int | None = None
+) -> Iterator[Paper]:
+    """``documents`` papers in turn; see ``paper``."""
     for number in range(documents):
-        yield paper(tokenizer, length, number, questions, seed0)
+        yield paper(tokenizer, length, number, questions, seed0, room)
 
 
-def paper(tokenizer: Tokenizer, length: int, number: int, questions: int, seed0: int = 0) -> Paper:
-    """Paper ``number`` of an examination; languages and domains take turns, so that all are asked equally often."""
+def paper(
+    tokenizer: Tokenizer, length: int, number: int, questions: int, seed0: int = 0, room: int | None = None
+) -> Paper:
+    """Paper ``number`` of an examination; languages and domains take turns, so that all are asked equally often.
+
+    The document fills ``length`` tokens but for ``room``, by default that of all questions one behind the other.
+    """
     seed = FIRST_SEED + seed0 + length * 10**6 + number
     language = LANGUAGES[number % len(LANGUAGES)]
     domain = DOMAINS[number // len(LANGUAGES) % len(DOMAINS)]
-    document, tokens = fitted(tokenizer, seed, length - questions * TURN_TOKENS, language, domain)
+    budget = length - (questions * TURN_TOKENS if room is None else room)
+    document, tokens = fitted(tokenizer, seed, budget, language, domain)
     return Paper(length, document, tuple(spread(document, questions, seed, number)), tokens)
 
 
