@@ -1,7 +1,7 @@
 """Batches with their training positions chosen, made by worker processes and handed to the loop in a fixed order.
 
-Knows how a row's target weights (0 nothing, 1 answer, 2 document) become a fixed number of positions, so that every step
-of one row length has the same shapes. Knows nothing of models.
+Knows how a row's target weights (0 nothing, 1 answer, 2 document) become a fixed number of positions, so that every
+step of one row length has the same shapes. Knows nothing of models.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,7 @@
 """Muon: momentum whose update is orthogonalised by Newton-Schulz steps, batched over equal shapes.
 
-Knows matrices [..., out, in] and a learning rate. Parameters of one (out, in), stacked expert matrices among them, share
-one momentum buffer and one run of batched products, so the number of kernel launches follows the number of shapes.
+Knows matrices [..., out, in] and a learning rate. Parameters of one (out, in), stacked expert matrices among them,
+share one momentum buffer and one run of batched products: the kernel launches are as many as the shapes, not more.
 Source: Jordan et al., "Muon: An optimizer for hidden layers in neural networks" (2024).
 """
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn import functional
 
 from training.feed import Batch
 
@@ -47,7 +47,7 @@ def objective(twin: Reader, batch: Batch, *, document_weight: float, index_weigh
     hidden = twin.hidden(batch.ids.long()).flatten(0, 1)
     at = torch.cat([batch.answers.at, batch.document.at])
     logits = twin.logits(hidden.index_select(0, at))
-    losses = F.cross_entropy(logits, torch.cat([batch.answers.ids, batch.document.ids]), reduction="none")
+    losses = functional.cross_entropy(logits, torch.cat([batch.answers.ids, batch.document.ids]), reduction="none")
     count = len(batch.answers.at)
     answer = _mean(losses[:count], batch.answers.weights)
     document = _mean(losses[count:], batch.document.weights)

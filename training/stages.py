@@ -17,8 +17,9 @@ DECAY_FROM = 0.6
 class Stage:
     """One stretch of the training, up to `until` of the progress.
 
-    lengths: the share of the steps that each row length gets. sparse: attention over the indexer's choice instead of over
-    everything. fake_quant: weights rounded as the checkpoint stores them. index_weight: factor of the indexer's loss.
+    lengths: the share of the steps that each row length gets. sparse: attention over the indexer's choice instead of
+    over everything. fake_quant: weights rounded as the checkpoint stores them. index_weight: factor of the indexer's
+    loss.
     """
 
     until: float
@@ -83,6 +84,6 @@ def draw_length(stage: Stage, seed: int, step: int) -> int:
 
 
 def rate_factor(progress: float, steps: int) -> float:
-    """What learning rates are multiplied by: a warm-up over the optimiser's first steps, then linear decay at the end."""
+    """The factor of all learning rates: a warm-up over the optimiser's first steps, then linear decay at the end."""
     decay = min(1.0, (1.0 - progress) / (1.0 - DECAY_FROM))
     return max(0.0, decay) * min(1.0, (steps + 1) / WARM_UP_STEPS)
