@@ -115,7 +115,7 @@ class TwinV3(nn.Module):
 
     freqs: Tensor
 
-    def __init__(self, config: Mapping[str, object]):
+    def __init__(self, config: Mapping[str, object], seed: int = 0):
         super().__init__()
         spec = spec_from_config(config)
         if spec.family != "deepseek_v3" or spec.mla is None or spec.mla.q_lora_rank is None or spec.moe.shared == 0:
@@ -123,15 +123,23 @@ class TwinV3(nn.Module):
         self.spec, self.mla = spec, spec.mla
         self.fake_quant = False
         self.eager = not torch.cuda.is_available()
-        self.embed = nn.Parameter(torch.randn(spec.vocab, spec.hidden) * EMBED_STD)
-        q_rank = spec.mla.q_lora_rank
-        self.layers = nn.ModuleList(Layer(spec, spec.mla, q_rank, i) for i in range(spec.layers))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.embed = nn.Parameter(torch.randn(spec.vocab, spec.hidden) * EMBED_STD)
+            self.head = _matrix(spec.vocab, spec.hidden, gain=HEAD_GAIN)
+            q_rank = spec.mla.q_lora_rank
+            self.layers = nn.ModuleList(Layer(spec, spec.mla, q_rank, i) for i in range(spec.layers))
         self.norm = nn.Parameter(torch.ones(spec.hidden))
-        self.head = _matrix(spec.vocab, spec.hidden, gain=HEAD_GAIN)
         self.register_buffer("freqs", rope.frequencies(spec.rope, spec.mla.qk_rope_head_dim), persistent=False)
         self.magnitude = rope.mscale(spec.rope.factor, spec.rope.mscale)
         self.magnitude /= rope.mscale(spec.rope.factor, spec.rope.mscale_all_dim)
         self.scale = mla.softmax_scale(spec.mla, spec.rope)
+        self._norm, self._rotate, self._mlp, self._experts = rms_norm, rotate, mlp, masked_experts
+
+    def compile_layers(self) -> None:
+        """Compile what memory traffic bounds: norms, rotation, gating. Call it once, before the first step."""
+        self._norm, self._rotate = torch.compile(rms_norm), torch.compile(rotate)
+        self._mlp, self._experts = torch.compile(mlp), torch.compile(masked_experts)
 
     def hidden(self, ids: Tensor) -> Tensor:
         """int64 [B, T], padded on the right only -> float32 [B, T, D] after the final norm."""
@@ -144,7 +152,7 @@ class TwinV3(nn.Module):
             assert isinstance(layer, Layer)
             x = x + self._attention(layer, x, cos, sin)
             x = x + self._feed_forward(layer, x, counted)
-        return rms_norm(x, self._plain(self.norm), self.spec.rms_eps)
+        return self._norm(x, self._plain(self.norm), self.spec.rms_eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., D] -> float32 [..., vocab]."""
@@ -197,16 +205,16 @@ class TwinV3(nn.Module):
     def _attention(self, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """[B, T, D] -> [B, T, D]: MLA in its expanded form, every head with its own keys and values."""
         a, m = layer.attention, self.mla
-        h = rms_norm(x, self._plain(layer.norm), self.spec.rms_eps)
-        q = rms_norm(linear(h, self._stored(a.q_a)), self._plain(a.q_a_norm), LATENT_EPS)
+        h = self._norm(x, self._plain(layer.norm), self.spec.rms_eps)
+        q = self._norm(linear(h, self._stored(a.q_a)), self._plain(a.q_a_norm), LATENT_EPS)
         q = linear(q, self._stored(a.q_b)).unflatten(-1, (self.spec.heads, -1))
         c, k_pe = linear(h, self._stored(a.kv_a)).split([m.kv_lora_rank, m.qk_rope_head_dim], -1)
-        c = rms_norm(c, self._plain(a.kv_a_norm), LATENT_EPS)
+        c = self._norm(c, self._plain(a.kv_a_norm), LATENT_EPS)
         kv = linear(c, self._stored(a.kv_b)).unflatten(-1, (self.spec.heads, -1))
         k_nope, v = kv.split([m.qk_nope_head_dim, m.v_head_dim], -1)
         q_nope, q_pe = q.split([m.qk_nope_head_dim, m.qk_rope_head_dim], -1)
-        k_pe = rotate(k_pe[:, :, None], cos, sin).expand(-1, -1, self.spec.heads, -1)
-        q = torch.cat((q_nope, rotate(q_pe, cos, sin)), -1)
+        k_pe = self._rotate(k_pe[:, :, None], cos, sin).expand(-1, -1, self.spec.heads, -1)
+        q = torch.cat((q_nope, self._rotate(q_pe, cos, sin)), -1)
         k = torch.cat((k_nope, k_pe), -1)
         attend = attend_eager if self.eager else attend_fused
         out = attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), self.scale)
@@ -214,14 +222,14 @@ class TwinV3(nn.Module):
 
     def _feed_forward(self, layer: Layer, x: Tensor, counted: Tensor) -> Tensor:
         """[B, T, D] -> [B, T, D]; ``counted`` bool [B * T]: the tokens that count as load."""
-        h = rms_norm(x, self._plain(layer.ffn_norm), self.spec.rms_eps)
+        h = self._norm(x, self._plain(layer.ffn_norm), self.spec.rms_eps)
         d, r = layer.dense, layer.routed
-        out = mlp(h, self._stored(d.gate), self._stored(d.up), self._stored(d.down), None)
+        out = self._mlp(h, self._stored(d.gate), self._stored(d.up), self._stored(d.down), None)
         if r is None:
             return out
         flat = h.flatten(0, 1)
         gates = self._gates(r, flat, counted)
-        mixed = masked_experts(flat, self._stored(r.gate), self._stored(r.up), self._stored(r.down), gates, None)
+        mixed = self._experts(flat, self._stored(r.gate), self._stored(r.up), self._stored(r.down), gates, None)
         return out + mixed.view_as(out)
 
     def _gates(self, routed: Routed, x: Tensor, counted: Tensor) -> Tensor:

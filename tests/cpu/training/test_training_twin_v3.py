@@ -10,6 +10,9 @@ import pytest
 import torch
 from oracle_v3 import Driver, prompt
 from torch import Tensor
+from training import twin_v3
+from training.configs import READER_V3
+from training.twin_v3 import TwinV3
 
 from longread.models import deepseek_v3
 from longread.models.deepseek_v3 import DeepseekV3
@@ -19,9 +22,6 @@ from longread.spec.loaded import is_drafter, loaded_shape
 from longread.weights.export import write_checkpoint
 from longread.weights.fixture import random_weights, tiny_config
 from longread.weights.reader import Checkpoint
-from training import twin_v3
-from training.configs import READER_V3
-from training.twin_v3 import TwinV3
 
 TOLERANCE = 1e-4
 LENGTH = 300  # two pages
@@ -221,12 +221,20 @@ def test_balancing_evens_the_load() -> None:
 
 
 def test_the_first_guess_is_nearly_even() -> None:
-    torch.manual_seed(0)
     twin = TwinV3(READER_V3)
     ids = torch.tensor([prompt(100, twin.spec.vocab)])
     with torch.no_grad():
         logits = twin.logits(twin.hidden(ids))
     assert 0.3 < logits.std() < 0.8  # a loss of about ln(vocab) + 0.1
+
+
+def test_the_seed_decides_the_first_weights() -> None:
+    state = torch.get_rng_state()
+    first, again, other = TwinV3(TINY, 3).native(), TwinV3(TINY, 3).native(), TwinV3(TINY, 4).native()
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(again[name], t) for name, t in first.items())
+    name = "model.layers.2.mlp.experts.3.up_proj.weight"
+    assert not torch.equal(other[name], first[name])
 
 
 def test_autocast_keeps_choices_and_stream_in_float32() -> None:
