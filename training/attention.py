@@ -1,6 +1,6 @@
 """Attention of one V4 layer for training: a causal window and the visible compressed entries, one softmax.
 
-Knows shapes and visibility; knows no projection. Query t of a row sees tokens t - window + 1 .. t and the entries w with
+Knows shapes and visibility; knows no projection. Query t of a row sees tokens t - window + 1 .. t and entries w with
 (w + 1) * ratio <= t + 1. ``eager`` is the plain form; ``flex`` runs torch's flex_attention over 128 x 128 blocks of
 which only the visible ones are computed.
 """
@@ -74,7 +74,10 @@ def _block_mask(length: int, count: int, window: int, ratio: int, device: torch.
         return torch.where(k < length, in_window, (k - length + 1) * ratio <= q + 1)
 
     return BlockMask.from_kv_blocks(
-        *_listed(partial, device), *_listed(full, device), BLOCK_SIZE=BLOCK, mask_mod=visible,
+        *_listed(partial, device),
+        *_listed(full, device),
+        BLOCK_SIZE=BLOCK,
+        mask_mod=visible,
         seq_lengths=(length, length + count),
     )
 
@@ -89,12 +92,14 @@ def _with_chosen(mask: BlockMask, chosen: Tensor, length: int, window: int, rati
         return torch.where(k < length, in_window, picked)
 
     return BlockMask.from_kv_blocks(
-        *_listed(table, chosen.device), BLOCK_SIZE=BLOCK, mask_mod=visible,
+        *_listed(table, chosen.device),
+        BLOCK_SIZE=BLOCK,
+        mask_mod=visible,
         seq_lengths=(length, length + chosen.shape[-1]),
     )
 
 
 def _listed(table: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-    """bool [Q, K] -> (blocks per query block int32 [1, 1, Q], their numbers int32 [1, 1, Q, K], the used ones first)."""
+    """bool [Q, K] -> (blocks per query block int32 [1, 1, Q], their numbers int32 [1, 1, Q, K], used ones first)."""
     numbers = table.int().argsort(dim=1, descending=True, stable=True)
     return table.sum(1, dtype=torch.int32)[None, None].to(device), numbers.int()[None, None].to(device)

@@ -4,6 +4,8 @@ Knows tensors only: norms, rotation, straight-through rounding to the stored for
 never depend on data, so that every function can be compiled. Norms and roundings are float32 whatever autocast says.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -29,6 +31,17 @@ def rotate_tail(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """``rotate`` on the last 2 * cos.shape[-1] channels, the others unchanged."""
     plain, turned = x.split([x.shape[-1] - 2 * cos.shape[-1], 2 * cos.shape[-1]], -1)
     return torch.cat((plain, rotate(turned, cos, sin)), -1)
+
+
+def turned(x: Tensor, weight: Tensor | None, cos: Tensor, sin: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+    """``rms_norm``, then ``rotate_tail``, in one dtype: what every query and key goes through."""
+    return rotate_tail(rms_norm(x, weight, eps), cos, sin).to(dtype)
+
+
+def working_dtype(device: torch.device) -> torch.dtype:
+    """What products are taken in: autocast's type where it is on, otherwise float32."""
+    on = torch.is_autocast_enabled(device.type)
+    return torch.get_autocast_dtype(device.type) if on else torch.float32
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
@@ -74,16 +87,31 @@ def _power_above(scale: Tensor) -> Tensor:
     return torch.ldexp(torch.ones_like(scale), torch.where(mantissa == 0.5, exponent - 1, exponent))
 
 
-def masked_experts(x: Tensor, w1: Tensor, w3: Tensor, w2: Tensor, gates: Tensor, limit: float | None) -> Tensor:
+def masked_experts(
+    x: Tensor,
+    w1: Tensor,
+    w3: Tensor,
+    w2: Tensor,
+    gates: Tensor,
+    limit: float | None,
+    activate: Callable[[Tensor, Tensor, Tensor, float | None], Tensor] | None = None,
+) -> Tensor:
     """All experts as three wide products, the unselected ones with gate 0.
 
-    x [N, D]; w1, w3 [E, F, D]; w2 [E, D, F]; gates [N, E], the routing weights. ``limit``: V4's clamp. Returns [N, D].
+    x [N, D]; w1, w3 [E, F, D]; w2 [E, D, F]; gates [N, E], the routing weights. ``limit``: V4's clamp. ``activate``: a
+    compiled ``weighted``. Returns [N, D].
     """
-    experts, inner, width = w1.shape
+    width = w1.shape[-1]
     gate = functional.linear(x, w1.reshape(-1, width))
     up = functional.linear(x, w3.reshape(-1, width))
-    mixed = gated(gate, up, limit).unflatten(-1, (experts, inner)) * gates[:, :, None].to(gate.dtype)
-    return functional.linear(mixed.flatten(1), w2.transpose(0, 1).reshape(width, -1))
+    mixed = (activate or weighted)(gate, up, gates, limit)
+    return functional.linear(mixed, w2.transpose(0, 1).reshape(width, -1))
+
+
+def weighted(gate: Tensor, up: Tensor, gates: Tensor, limit: float | None) -> Tensor:
+    """``gated``, times each expert's gate: gate, up [N, E * F], gates [N, E] -> [N, E * F]."""
+    mixed = gated(gate, up, limit).unflatten(-1, (gates.shape[1], -1)) * gates[:, :, None].to(gate.dtype)
+    return mixed.flatten(1)
 
 
 def mlp(x: Tensor, w1: Tensor, w3: Tensor, w2: Tensor, limit: float | None) -> Tensor:

@@ -12,14 +12,27 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from longread.kernels.router.ref import affinity
 from longread.kernels.rope.ref import cos_sin, frequencies
+from longread.kernels.router.ref import affinity
 from longread.spec.config_json import spec_from_config
 from training import attention
-from training.layers import fake_bf16, fake_fp4, fake_fp8, gated, linear, masked_experts, mlp, rms_norm, rotate_tail
+from training.layers import (
+    fake_bf16,
+    fake_fp4,
+    fake_fp8,
+    linear,
+    masked_experts,
+    mlp,
+    rms_norm,
+    rotate_tail,
+    turned,
+    weighted,
+    working_dtype,
+)
 from training.native import Native
 
 BLOCK = attention.BLOCK
+PAD = 2  # the tokenizer's padding id: what fills the end of a row is no expert's load
 SELECTIONS = ("dense", "topk", "random")
 
 
@@ -72,8 +85,8 @@ class TwinV4(nn.Module):
         self.register_buffer(
             "compressed_freqs", frequencies(spec.compress_rope, self.c.rope_head_dim), persistent=False
         )
-        self._mix, self._update, self._pool, self._gated = mix, update, pool, gated
-        self._masks: dict[tuple[int, int, int], object] = {}
+        self._mix, self._update, self._pool, self._weighted = mix, update, pool, weighted
+        self._turned, self._sunk = turned, sunk
 
     # The interface that train, evaluate and export use.
 
@@ -149,8 +162,9 @@ class TwinV4(nn.Module):
 
     def compile_layers(self) -> None:
         """Compile the small functions that are bound by memory traffic; the products are fast as they are."""
-        self._mix, self._update = torch.compile(mix, dynamic=False), torch.compile(update, dynamic=False)
-        self._pool, self._gated = torch.compile(pool, dynamic=False), torch.compile(gated, dynamic=False)
+        self._mix, self._update, self._pool, self._weighted, self._turned, self._sunk = (
+            torch.compile(function, dynamic=False) for function in (mix, update, pool, weighted, turned, sunk)
+        )
 
     # Weights as the forward pass sees them.
 
@@ -194,7 +208,8 @@ class TwinV4(nn.Module):
             fn, base, scale = (weights[f"{name}hc_{part}_{w}"] for w in ("fn", "base", "scale"))
             with torch.autocast(streams.device.type, enabled=False):
                 u, post, a = self._mix(streams, fn, base, scale, self.hc.sinkhorn_iters, self.hc.eps, eps)
-            y = run(layer, rms_norm(u, weights[f"{name}{part}_norm.weight"], eps), ids, rows, turns, weights)
+            u = rms_norm(u, weights[f"{name}{part}_norm.weight"], eps).to(working_dtype(u.device))
+            y = run(layer, u, ids, rows, turns, weights)
             streams = self._update(streams, y, post, a)
         return streams
 
@@ -210,22 +225,22 @@ class TwinV4(nn.Module):
         c, ratio, eps = self.c, self.c.ratios[layer], self.spec.rms_eps
         heads, name = self.spec.heads, f"layers.{layer}.attn."
         cos, sin = turns.compressed if ratio else turns.plain
-        c_q = rms_norm(linear(u, weights[name + "wq_a.weight"]), weights[name + "q_norm.weight"], eps)
-        q = rms_norm(linear(c_q, weights[name + "wq_b.weight"]).unflatten(-1, (heads, c.head_dim)), None, eps)
-        q = rotate_tail(q, cos[:, None], sin[:, None])
-        kv = rms_norm(linear(u, weights[name + "wkv.weight"]), weights[name + "kv_norm.weight"], eps)
-        kv = rotate_tail(kv, cos, sin)
+        c_q = rms_norm(linear(u, weights[name + "wq_a.weight"]), weights[name + "q_norm.weight"], eps).to(u.dtype)
+        q = linear(c_q, weights[name + "wq_b.weight"]).unflatten(-1, (heads, c.head_dim))
+        q = self._turned(q, None, cos[:, None], sin[:, None], eps, u.dtype)
+        kv = self._turned(
+            linear(u, weights[name + "wkv.weight"]), weights[name + "kv_norm.weight"], cos, sin, eps, u.dtype
+        )
         entries = self._entries(name + "compressor.", u, rows, ratio, turns, weights) if ratio else None
         chosen = self._chosen(layer, u, c_q, rows, turns, weights) if ratio == 4 else None
         out, lse = self._attend(q, kv, entries, rows, ratio, chosen)
         sink = weights[name + "attn_sink"]
         if ratio == 4 and self._queries is not None:
             self._compare(layer, u, c_q, q, entries, lse, sink, rows, turns, weights)
-        out = out * torch.sigmoid(lse - sink)[..., None]  # the sink takes exp(sink) of the sum and has no value
-        out = rotate_tail(out, cos[:, None], -sin[:, None])
+        out = self._sunk(out, lse, sink, cos[:, None], sin[:, None], u.dtype)
         grouped = out.reshape(-1, c.o_groups, heads * c.head_dim // c.o_groups).transpose(0, 1)
         w_oa = weights[name + "wo_a.weight"].view(c.o_groups, c.o_lora_rank, -1)
-        z = torch.bmm(grouped.to(u.dtype), w_oa.transpose(1, 2)).transpose(0, 1).flatten(1)
+        z = torch.bmm(grouped, w_oa.transpose(1, 2)).transpose(0, 1).flatten(1)
         return linear(z, weights[name + "wo_b.weight"])
 
     def _entries(
@@ -237,8 +252,8 @@ class TwinV4(nn.Module):
         score = linear(u, weights[name + "wgate.weight"]).float().unflatten(0, (-1, ratio)) + ape
         first = torch.arange(kv.shape[0], device=u.device) % (kv.shape[0] // rows) == 0
         pooled = self._pool(kv, score, first) if ratio == 4 else (score.softmax(1) * kv).sum(1)
-        normed = rms_norm(pooled, weights[name + "norm.weight"], self.spec.rms_eps)
-        return rotate_tail(normed, *turns.windows[ratio])
+        norm = weights[name + "norm.weight"]
+        return self._turned(pooled, norm, *turns.windows[ratio], self.spec.rms_eps, u.dtype)
 
     def _attend(
         self, q: Tensor, kv: Tensor, entries: Tensor | None, rows: int, ratio: int, chosen: Tensor | None
@@ -320,9 +335,7 @@ class TwinV4(nn.Module):
         turn = (turns.compressed[0][flat], turns.compressed[1][flat])
         index_q, head_weights = self._index_query(name, c_q[flat], u[flat], turn, own)
         wanted = where.shape[1]
-        scores = index_scores(
-            index_q.unflatten(0, (rows, wanted)), head_weights.unflatten(0, (rows, wanted)), keys
-        )
+        scores = index_scores(index_q.unflatten(0, (rows, wanted)), head_weights.unflatten(0, (rows, wanted)), keys)
         seen = torch.arange(length // 4, device=u.device) < ((where + 1) // 4)[..., None]
         with torch.no_grad():
             picked = q[flat].unflatten(0, (rows, wanted)).flatten(1, 2)
@@ -348,9 +361,13 @@ class TwinV4(nn.Module):
             kept = scores * picked
             gates = kept / (kept.sum(-1, keepdim=True) + 1e-20) * moe.scale
         with torch.no_grad():
-            self.load[layer] += picked.sum(0)
+            self.load[layer] += (picked * (ids != PAD)[:, None]).sum(0)
         routed = masked_experts(
-            u, *(weights[f"{name}experts.{w}.weight"] for w in ("w1", "w3", "w2")), gates, moe.swiglu_limit
+            u,
+            *(weights[f"{name}experts.{w}.weight"] for w in ("w1", "w3", "w2")),
+            gates,
+            moe.swiglu_limit,
+            self._weighted,
         )
         shared = (weights[f"{name}shared_experts.{w}.weight"] for w in ("w1", "w3", "w2"))
         return routed + mlp(u, *shared, moe.swiglu_limit)
@@ -386,6 +403,14 @@ def pool(kv: Tensor, score: Tensor, first: Tensor) -> Tensor:
     before_score = before_score.masked_fill(first[:, None, None], float("-inf"))
     scores = torch.cat((before_score, score[..., d:]), 1)
     return (scores.softmax(1) * torch.cat((before_kv, kv[..., d:]), 1)).sum(1)
+
+
+def sunk(out: Tensor, lse: Tensor, sink: Tensor, cos: Tensor, sin: Tensor, dtype: torch.dtype) -> Tensor:
+    """The sink takes exp(sink) of the sum and has no value; then the values' rotation is undone at the query.
+
+    out [N, H, d], lse [N, H] without the sink, sink [H].
+    """
+    return rotate_tail(out * torch.sigmoid(lse - sink)[..., None], cos, -sin).to(dtype)
 
 
 def index_scores(q: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
@@ -435,4 +460,5 @@ def _mixing_base(size: int, generator: torch.Generator) -> Tensor:
     """pre about 1/4 each, post about 1, the mixing matrix near the identity; noise tells the streams apart."""
     m = int((size + 1) ** 0.5) - 1  # size = m*m + 2m
     noise = torch.randn(size, generator=generator)
-    return torch.cat((noise[:m] * 0.5 - 1.1, noise[m : 2 * m] * 0.5, (5 * torch.eye(m)).flatten() + 0.3 * noise[2 * m :]))
+    near_identity = (5 * torch.eye(m)).flatten() + 0.3 * noise[2 * m :]
+    return torch.cat((noise[:m] * 0.5 - 1.1, noise[m : 2 * m] * 0.5, near_identity))

@@ -2,13 +2,14 @@
 
 import pytest
 import torch
-from longread.models.deepseek_v4 import DeepseekV4
-from longread.spec.config_json import spec_from_config
-from longread.weights.fixture import random_weights, tiny_config
 from oracle_v4 import Driver
 from training import attention
 from training.configs import READER_V4
 from training.twin_v4 import TwinV4
+
+from longread.models.deepseek_v4 import DeepseekV4
+from longread.spec.config_json import spec_from_config
+from longread.weights.fixture import random_weights, tiny_config
 
 QUANTISED = ("quantization_config", "expert_dtype")
 CONFIGS = {
