@@ -15,21 +15,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from longread.measure.reading import Question
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from longread.measure.reading import Question
 from training.cells import Asked, Cell, document_figures, summary, tables, write_result
 from training.configs import CONFIGS
-from training.data import conversation
+from training.data import ANSWER, encode, fitting, render
 from training.exam import Paper, paper, value_tokens
-from training.export import TOKENIZER
 from training.state import load_weights, twin_for
+from training.tokenizer import EOS, PAD, load
 
-EOS, PAD = 1, 2
-ANSWER = 1  # the weight that marks tokens the model has to write
-DOCUMENT = 2
 PREFIX = 2  # BOS and the user's mark stand in front of the document
 BATCH_TOKENS = 65536
 KL_ROWS = 4096  # logits compared at a time: 64 MB each in float32
@@ -37,8 +34,9 @@ KL_ROWS = 4096  # logits compared at a time: 64 MB each in float32
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One tokenised conversation. ``targets``: for each question the indices the model has to predict. ``values``:
-    for each question the span that the answer's value has in the row, None where it is not a single one.
+    """One tokenised conversation. Of each question: ``targets``, the indices that the model has to predict;
+    ``values``, the span of the answer's value within the document, None where it is not one; ``starts``, the index of
+    the answer's first token, behind its thought.
     """
 
     ids: list[int]
@@ -46,6 +44,7 @@ class Row:
     asked: tuple[Asked, ...]
     targets: tuple[tuple[int, ...], ...]
     values: tuple[tuple[int, int] | None, ...]
+    starts: tuple[int, ...]
     facts: int
 
 
@@ -73,7 +72,7 @@ class Exam(Dataset[Row]):
     turns: int
     thinking: bool
     seed0: int = 0
-    tokenizer: Tokenizer = field(default_factory=lambda: Tokenizer.from_file(str(TOKENIZER)))
+    tokenizer: Tokenizer = field(default_factory=load)
 
     def __len__(self) -> int:
         return self.documents
@@ -87,26 +86,23 @@ class Exam(Dataset[Row]):
 def row_of(exam: Paper, thinking: bool, tokenizer: Tokenizer) -> Row:
     """Tokenise a paper; questions that do not fit its length are left out, the last ones first.
 
-    With thinking on only the last turn is asked: the chat format drops the thoughts of the turns before.
+    With thinking on the thoughts of earlier turns are kept (V4's ``drop_thinking`` false), so that every turn has one.
     """
-    questions = list(exam.questions)
-    ids, weights = conversation(exam.document, questions, thinking, tokenizer)
-    while len(ids) > exam.length and len(questions) > 1:
-        questions.pop()
-        ids, weights = conversation(exam.document, questions, thinking, tokenizer)
-    if len(ids) > exam.length:
-        raise ValueError(f"a row of {len(ids)} tokens does not fit {exam.length}")
-    targets = turns_of(ids, weights)
-    if len(targets) != len(questions):
-        raise ValueError(f"{len(questions)} questions, but {len(targets)} answers in the row")
-    values = [_value_span(exam, question, tokenizer) for question in questions]
-    first = len(questions) - 1 if thinking else 0
+    encoded = encode(exam.document, exam.questions, tokenizer)
+    count = fitting(encoded, exam.length, thinking, keep=True)
+    if not count:
+        raise ValueError(f"a document of {len(encoded.document)} tokens leaves no room for a question in {exam.length}")
+    made = render(encoded, count, thinking, tokenizer, keep=True)
+    targets = turns_of(made.ids, made.weights)
+    if len(targets) != count:
+        raise ValueError(f"{count} questions, but {len(targets)} answers in the row")
     return Row(
-        list(ids),
-        (PREFIX, PREFIX + exam.tokens),
-        tuple(exam.asked(question, thinking) for question in questions[first:]),
-        tuple(targets[first:]),
-        tuple(values[first:]),
+        made.ids,
+        (PREFIX, PREFIX + len(encoded.document)),
+        tuple(exam.asked(question, thinking) for question in exam.questions[:count]),
+        tuple(targets),
+        tuple(_value_span(exam, question, tokenizer) for question in exam.questions[:count]),
+        tuple(start for start, _, _ in made.answers),
         exam.document.facts,
     )
 
@@ -199,10 +195,10 @@ class Settings:
     workers: int
 
     def exams(self) -> Iterator[Exam]:
-        """One exam a length and mode. Thinking is asked in the only turn of a document, whatever ``turns`` says."""
+        """One exam a length and mode."""
         for length in self.lengths:
             for thinking in self.thinking:
-                turns = 1 if thinking else turns_for(length, self.turns)
+                turns = turns_for(length, self.turns)
                 yield Exam(length, -(-self.questions // turns), turns, thinking, self.seed0)
 
 
@@ -227,7 +223,7 @@ def evaluate(twin: nn.Module, settings: Settings, device: torch.device) -> dict[
         right: list[bool] = torch.cat(flags).tolist()
         part = list(zip(asked, right, strict=True))
         answers += part
-        mode = "thinking" if exam.thinking else f"{exam.turns} turns"
+        mode = f"thinking {'on' if exam.thinking else 'off'}, {exam.turns} turns"
         print(f"{summary(part)}  ({mode}, {time.perf_counter() - started:.1f} s)", flush=True)
     return {"tables": tables(answers), "documents": document_figures(documents)}
 
@@ -310,10 +306,10 @@ def _recall(selected: Tensor, batch: Batch) -> Tensor:
     """
     out = torch.zeros(4, dtype=torch.float64, device=selected.device)
     for r, row in enumerate(batch.rows):
-        for targets, span in zip(row.targets, row.values, strict=True):
+        for start, span in zip(row.starts, row.values, strict=True):
             if span is None:
                 continue
-            query = targets[0] - 1
+            query = start - 1
             first, last = span[0] // 4, (span[1] - 1) // 4
             chosen = selected[r, query]
             some = chosen[first : last + 2].any().double()

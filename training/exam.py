@@ -1,15 +1,17 @@
 """Examination papers: documents of a token length with questions spread over them, from seeds that training never uses.
 
-Knows the reading documents and how to count tokens; knows no models and no chat format. Training draws its documents
-from seeds below ``FIRST_SEED``, an examination from seeds at or above it: they are disjoint by construction.
+Knows the reading documents and how to count tokens; knows no models and no chat format. An examination has its
+documents from seeds of FIRST_SEED .. training.data.FIRST_SEED - 1, training from those behind: disjoint by
+construction.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from longread.measure.reading import DOMAINS, LANGUAGES, Document, Question, write
 from tokenizers import Tokenizer
 
+from longread.measure.reading import DOMAINS, LANGUAGES, Document, Question, write
+from training import data
 from training.cells import Asked
 
 FIRST_SEED = 10**12
@@ -51,6 +53,8 @@ def paper(
     The document fills ``length`` tokens but for ``room``, by default that of all questions one behind the other.
     """
     seed = FIRST_SEED + seed0 + length * 10**6 + number
+    if not FIRST_SEED <= seed < data.FIRST_SEED:
+        raise ValueError(f"seed {seed} is none of an examination's: choose a seed0 from 0 on, below 10^10")
     language = LANGUAGES[number % len(LANGUAGES)]
     domain = DOMAINS[number // len(LANGUAGES) % len(DOMAINS)]
     budget = length - (questions * TURN_TOKENS if room is None else room)

@@ -14,8 +14,8 @@ from torch import Tensor
 from longread.weights.export import write_checkpoint
 from training.configs import CONFIGS
 from training.state import load_weights
+from training.tokenizer import PATH as TOKENIZER
 
-TOKENIZER = Path(__file__).with_name("tokenizer.json")
 QUANTISATION = ("quantization_config", "expert_dtype")
 
 
@@ -23,7 +23,7 @@ def main(arguments: list[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m training.export", description=__doc__.splitlines()[0])
     parser.add_argument("reader", choices=sorted(CONFIGS))
-    parser.add_argument("--state", type=Path, required=True, help="folder with weights-*.pt or state.pt")
+    parser.add_argument("--state", type=Path, required=True, help="folder with weights-*.pt")
     parser.add_argument("--output", type=Path, required=True, help="checkpoint folder to write, quantised")
     parser.add_argument("--bf16", type=Path, help="checkpoint folder to write unquantised")
     options = parser.parse_args(arguments)

@@ -1,7 +1,7 @@
 """Where weights come from, a training state's folder or an exported checkpoint, and which twin takes them.
 
-A folder's weights are ``weights-*.pt``, parts of one dict from native name to tensor (bfloat16 or float32, tid2eid
-int64), or a whole ``state.pt`` that has such a dict under "weights".
+A folder's weights are ``weights-*.pt``: parts of one dict from native name to tensor (bfloat16 or float32, tid2eid
+int64), which ``training.saved`` writes.
 """
 
 from collections.abc import Mapping
@@ -25,14 +25,11 @@ def load_weights(path: Path) -> dict[str, Tensor]:
         checkpoint = Checkpoint.open(path)
         return checkpoint.load(spec_from_config(checkpoint.config), torch.float32)
     parts = sorted(path.glob("weights-*.pt"))
-    if parts:
-        weights: dict[str, Tensor] = {}
-        for part in parts:
-            weights |= torch.load(part, map_location="cpu", weights_only=True)
-    elif (path / "state.pt").is_file():
-        weights = torch.load(path / "state.pt", map_location="cpu", weights_only=True)["weights"]
-    else:
-        raise FileNotFoundError(f"{path}: has no config.json, no weights-*.pt and no state.pt")
+    if not parts:
+        raise FileNotFoundError(f"{path}: has neither config.json nor weights-*.pt")
+    weights: dict[str, Tensor] = {}
+    for part in parts:
+        weights |= torch.load(part, map_location="cpu", weights_only=True)
     return widened(weights)
 
 
