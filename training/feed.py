@@ -4,6 +4,7 @@ Knows how a row's target weights (0 nothing, 1 answer, 2 document) become a fixe
 step of one row length has the same shapes. Knows nothing of models.
 """
 
+import multiprocessing
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -68,9 +69,7 @@ def choose(ids: Tensor, weights: Tensor, generator: torch.Generator) -> Batch:
     asked = ahead == 1
     starts = asked.clone()
     starts[:, 1:] &= ~asked[:, :-1]
-    answers = _targets(
-        ids, asked.flatten().nonzero()[:, 0], rows * min(length // 4, _ANSWER_TOKENS_A_ROW), generator
-    )
+    answers = _targets(ids, asked.flatten().nonzero()[:, 0], rows * min(length // 4, _ANSWER_TOKENS_A_ROW), generator)
     spans = (starts.flatten().cumsum(0) - 1).clamp(min=0)[answers.at]
     document = _targets(ids, (ahead == 2).flatten().nonzero()[:, 0], rows * length // 8, generator)
     # A later nonzero weight in the row makes a position a real one.
@@ -104,12 +103,22 @@ class Feed:
     """
 
     def __init__(
-        self, source: Source, stages: tuple[Stage, ...], *, seed: int, tokens: int, workers: int, pin: bool,
+        self,
+        source: Source,
+        stages: tuple[Stage, ...],
+        *,
+        seed: int,
+        tokens: int,
+        workers: int,
+        pin: bool,
         taken: Mapping[tuple[int, int], int],
     ) -> None:
         self._source, self._stages = source, stages
         self._seed, self._tokens, self._workers, self._pin = seed, tokens, workers, pin
         self._open: dict[tuple[int, int], Iterator[Batch]] = {}
+        # Workers are forked from a server that never saw the GPU or this process's threads, and has all imports done.
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload([__name__, source.__module__])
         self.taken = dict(taken)
 
     def rows(self, length: int) -> int:
@@ -124,11 +133,13 @@ class Feed:
             workers = max(1, round(self._workers * weight / total)) if self._workers else 0
             first = self.taken.setdefault((stage, length), 0)
             stream = _Chosen(self._source, length, self.rows(length), self._seed * 1000 + stage, first)
-            # Forked from a server that never saw the GPU or this process's threads.
-            context = "forkserver" if workers else None
             loader = DataLoader(
-                stream, batch_size=None, num_workers=workers, pin_memory=self._pin,
-                prefetch_factor=_PREFETCH if workers else None, multiprocessing_context=context,
+                stream,
+                batch_size=None,
+                num_workers=workers,
+                pin_memory=self._pin,
+                prefetch_factor=_PREFETCH if workers else None,
+                multiprocessing_context=self._context if workers else None,
             )
             self._open[stage, length] = iter(loader)
 

@@ -72,7 +72,10 @@ class Optimisers:
         self.muon = Muon(groups["muon"])
         self.adam = torch.optim.AdamW(
             [{"params": groups["adam"]}, {"params": groups["embed"]}],
-            lr=options.lr_adam, betas=(0.9, 0.95), weight_decay=0.0, fused=options.device.startswith("cuda"),
+            lr=options.lr_adam,
+            betas=(0.9, 0.95),
+            weight_decay=0.0,
+            fused=options.device.startswith("cuda"),
         )
         self.steps = 0
 
@@ -153,9 +156,7 @@ class Log:
 class Run:
     """The training of one twin in one process. `started`: time.monotonic() when the process began."""
 
-    def __init__(
-        self, options: Options, stages: Sequence[Stage], twin: Any, source: Source, started: float
-    ) -> None:
+    def __init__(self, options: Options, stages: Sequence[Stage], twin: Any, source: Source, started: float) -> None:
         self.options, self.stages, self.twin = options, tuple(stages), twin
         self.device = torch.device(options.device)
         self.folder = options.state
@@ -168,8 +169,13 @@ class Run:
         self.clock = Clock(self.progress.seconds)
         self.log = Log(self.folder / "log.jsonl")
         self.feed = Feed(
-            source, self.stages, seed=options.seed, tokens=options.tokens_per_step, workers=options.workers,
-            pin=self.device.type == "cuda", taken=self.progress.taken,
+            source,
+            self.stages,
+            seed=options.seed,
+            tokens=options.tokens_per_step,
+            workers=options.workers,
+            pin=self.device.type == "cuda",
+            taken=self.progress.taken,
         )
         self._stage = -1
         self._first = self.progress.step
@@ -257,8 +263,11 @@ class Run:
 
     def _flush(self, factor: float | None = None) -> None:
         common: dict[str, object] = {
-            "step": self.progress.step, "seconds": round(self.clock.read(), 2), "tokens": self.progress.tokens,
-            "progress": round(self._progress(), 5), "stage": self._stage,
+            "step": self.progress.step,
+            "seconds": round(self.clock.read(), 2),
+            "tokens": self.progress.tokens,
+            "progress": round(self._progress(), 5),
+            "stage": self._stage,
         }
         if factor is not None:
             common["lr"] = round(self.options.lr_muon * factor, 6)
@@ -329,13 +338,15 @@ class Run:
         return {
             "options": {name: str(v) if isinstance(v, Path) else v for name, v in asdict(self.options).items()},
             "parameters": sum(p.numel() for p in self.twin.parameters()),
-            "torch": torch.__version__, "python": platform.python_version(),
+            "torch": torch.__version__,
+            "python": platform.python_version(),
             "device": torch.cuda.get_device_name() if cuda else "cpu",
         }
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
     """The batch on the device; copies from pinned memory do not wait."""
+
     def move(value: Any) -> Any:
         if isinstance(value, Tensor):
             return value.to(device, non_blocking=True)

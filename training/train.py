@@ -66,11 +66,11 @@ def main() -> None:
         raise ValueError(f"{options.name} selects nothing: its stages must not be sparse")
     torch.manual_seed(options.seed)
     torch.set_float32_matmul_precision("high")
-    config = CONFIGS[options.name]
-    twin = TwinV4(config, options.seed) if options.has_selection else TwinV3(config)
+    twin = (TwinV4 if options.has_selection else TwinV3)(CONFIGS[options.name], options.seed)
+    # One entry for each row length, ratio, rounding and selection; beyond the limit attention would run uncompiled.
+    torch._dynamo.config.recompile_limit = 256
+    torch._dynamo.config.accumulated_recompile_limit = 4096
     if options.compile:
-        # One entry for each row length, rounding and selection.
-        torch._dynamo.config.recompile_limit = 64
         twin.compile_layers()
     run = Run(options, stages, twin, Batches, started)
     reason = run()
