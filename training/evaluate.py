@@ -11,7 +11,8 @@ one question a document, which is the real use. Nothing waits for the device wit
 import argparse
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -65,13 +66,16 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Exam(Dataset[Row]):
-    """The rows of one length and mode as a data set: row k is the same whoever makes it."""
+    """The rows of one length and mode as a data set: row k is the same whoever makes it. ``values``: find the values'
+    spans, which costs as much again as the document.
+    """
 
     length: int
     documents: int
     turns: int
     thinking: bool
     seed0: int = 0
+    values: bool = False
     tokenizer: Tokenizer = field(default_factory=load)
 
     def __len__(self) -> int:
@@ -80,10 +84,16 @@ class Exam(Dataset[Row]):
     def __getitem__(self, number: int) -> Row:
         if not 0 <= number < self.documents:
             raise IndexError(number)
-        return row_of(paper(self.tokenizer, self.length, number, self.turns, self.seed0), self.thinking, self.tokenizer)
+        exam = paper(self.tokenizer, self.length, number, self.turns, self.seed0)
+        return row_of(exam, self.thinking, self.tokenizer, self.values)
+
+    @property
+    def rows(self) -> int:
+        """Rows of a batch, about ``BATCH_TOKENS`` tokens."""
+        return max(1, min(self.documents, BATCH_TOKENS // self.length))
 
 
-def row_of(exam: Paper, thinking: bool, tokenizer: Tokenizer) -> Row:
+def row_of(exam: Paper, thinking: bool, tokenizer: Tokenizer, values: bool = False) -> Row:
     """Tokenise a paper; questions that do not fit its length are left out, the last ones first.
 
     With thinking on the thoughts of earlier turns are kept (V4's ``drop_thinking`` false), so that every turn has one.
@@ -96,12 +106,13 @@ def row_of(exam: Paper, thinking: bool, tokenizer: Tokenizer) -> Row:
     targets = turns_of(made.ids, made.weights)
     if len(targets) != count:
         raise ValueError(f"{count} questions, but {len(targets)} answers in the row")
+    questions = exam.questions[:count]
     return Row(
         made.ids,
         (PREFIX, PREFIX + len(encoded.document)),
-        tuple(exam.asked(question, thinking) for question in exam.questions[:count]),
+        tuple(exam.asked(question, thinking) for question in questions),
         tuple(targets),
-        tuple(_value_span(exam, question, tokenizer) for question in exam.questions[:count]),
+        _value_spans(exam, questions, tokenizer) if values else (None,) * count,
         tuple(start for start, _, _ in made.answers),
         exam.document.facts,
     )
@@ -120,21 +131,25 @@ def turns_of(ids: Sequence[int], weights: Sequence[int]) -> list[tuple[int, ...]
     return turns
 
 
-def _value_span(exam: Paper, question: Question, tokenizer: Tokenizer) -> tuple[int, int] | None:
-    if question.kind not in ("single", "last"):
-        return None
-    at = question.lines[-1]
-    lines = [line.text for line in exam.document.lines[: at + 1]]
-    span = value_tokens(tokenizer, lines[-1], question)
-    if span is None:
-        return None
-    before = PREFIX + sum(len(e) for e in tokenizer.encode_batch_fast(lines[:-1], add_special_tokens=False))
-    return before + span[0], before + span[1]
+def _value_spans(
+    exam: Paper, questions: Sequence[Question], tokenizer: Tokenizer
+) -> tuple[tuple[int, int] | None, ...]:
+    """Where in the row the value of each answer stands; of several lines about it, the last."""
+    lines = [line.text for line in exam.document.lines]
+    sizes = (len(encoding) for encoding in tokenizer.encode_batch_fast(lines, add_special_tokens=False))
+    begins = list(accumulate(sizes, initial=PREFIX))
+    spans: list[tuple[int, int] | None] = []
+    for question in questions:
+        span = value_tokens(tokenizer, lines[question.lines[-1]], question) if question.lines else None
+        spans.append(
+            None if span is None else (begins[question.lines[-1]] + span[0], begins[question.lines[-1]] + span[1])
+        )
+    return tuple(spans)
 
 
-def collate(rows: Sequence[Row], length: int) -> Batch:
-    """Right-padded ids [B, length] and the flat list of targets."""
-    ids = torch.full((len(rows), length), PAD, dtype=torch.int64)
+def collate(rows: Sequence[Row], length: int, count: int) -> Batch:
+    """Right-padded ids [count, length], empty rows behind the given ones, and the flat list of targets."""
+    ids = torch.full((count, length), PAD, dtype=torch.int64)
     flat: list[tuple[int, int, int]] = []
     question = 0
     for r, row in enumerate(rows):
@@ -147,20 +162,21 @@ def collate(rows: Sequence[Row], length: int) -> Batch:
 
 
 def batches(exam: Exam, workers: int) -> Iterator[Batch]:
-    """Batches of about ``BATCH_TOKENS`` tokens, made by ``workers`` processes."""
-    rows = max(1, min(exam.documents, BATCH_TOKENS // exam.length))
-    loader: DataLoader[Row] = DataLoader(exam, batch_size=rows, num_workers=workers, collate_fn=_Collate(exam.length))
+    """All of one shape, since another shape would compile the kernels anew; made by ``workers`` processes."""
+    together = _Collate(exam.length, exam.rows)
+    loader: DataLoader[Row] = DataLoader(exam, exam.rows, num_workers=workers, collate_fn=together)
     yield from loader  # type: ignore[misc]
 
 
 @dataclass(frozen=True, slots=True)
 class _Collate:
-    """``collate`` for one length, in a form that a worker process can be sent."""
+    """``collate`` for one shape, in a form that a worker process can be sent."""
 
     length: int
+    count: int
 
     def __call__(self, rows: Sequence[Row]) -> Batch:
-        return collate(rows, self.length)
+        return collate(rows, self.length, self.count)
 
 
 def score(twin: nn.Module, batch: Batch, device: torch.device) -> Tensor:
@@ -283,7 +299,7 @@ def index_quality(twin: nn.Module, settings: Settings, device: torch.device) -> 
         if exam.thinking:
             continue
         total: Tensor | None = None
-        for batch in batches(exam, settings.workers):
+        for batch in batches(replace(exam, values=True), settings.workers):
             hidden_of(twin, batch, device)
             selections: list[Tensor] = twin.selections  # type: ignore[assignment]
             if not selections:  # no more entries than top-k: everything is selected
@@ -323,40 +339,64 @@ def main(arguments: list[str] | None = None) -> None:
     """The command line."""
     options = _parser().parse_args(arguments)
     device = torch.device(options.device)
+    # A kernel is compiled for each length, layer kind and selection; torch would give up after eight.
+    torch._dynamo.config.recompile_limit = 1024
+    torch._dynamo.config.accumulated_recompile_limit = 4096
     turns = 1 if options.single_turn else options.turns
     modes = {"off": (False,), "on": (True,), "both": (False, True)}[options.thinking]
     settings = Settings(options.lengths, options.questions, turns, modes, options.seed0, options.workers)
-    twin = load_twin(options.reader, options.state or options.checkpoint, device, options.selection)
+    twin = load_twin(options.reader, options.state or options.checkpoint, device, options.compile)
+    selections = _selections(twin, options.selection)
+    for selection in selections:
+        result: dict[str, object] = {
+            "model": options.reader,
+            "method": "teacher-forced",
+            "turns": turns,
+            "selection": selection,
+            "quantised": options.quantised or options.checkpoint is not None,
+            "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+            "seed0": options.seed0,
+        }
+        result |= _measured(twin, selection, options, settings, device)
+        name = f"{options.output.stem}-{selection}" if len(selections) > 1 else options.output.stem
+        write_result(options.output.with_stem(name), result)
+        print(f"written to {options.output.with_stem(name)}")
+
+
+def _measured(
+    twin: nn.Module, selection: str | None, options: argparse.Namespace, settings: Settings, device: torch.device
+) -> dict[str, object]:
+    """What the command line asks for, with one selection."""
     twin.fake_quant = options.quantised
-    result: dict[str, object] = {
-        "model": options.reader,
-        "method": "teacher-forced",
-        "turns": turns,
-        "selection": getattr(twin, "selection", None),
-        "quantised": options.quantised,
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
-        "seed0": options.seed0,
-    }
+    if selection is not None:
+        print(f"selection {selection}")
+        twin.selection = selection
     if options.compare is not None:
-        master = load_twin(options.reader, options.compare, device, options.selection)
-        result["divergence"] = compare(master, twin, settings, device)
-    elif options.index:
-        result["index"] = index_quality(twin, settings, device)
-    else:
-        result |= evaluate(twin, settings, device)
-    write_result(options.output, result)
-    print(f"written to {options.output}")
+        master = load_twin(options.reader, options.compare, device, options.compile)
+        if selection is not None:
+            master.selection = selection
+        return {"divergence": compare(master, twin, settings, device)}
+    if options.index:
+        return {"index": index_quality(twin, settings, device)}
+    return evaluate(twin, settings, device)
 
 
-def load_twin(reader: str, path: Path, device: torch.device, selection: str | None) -> nn.Module:
+def _selections(twin: nn.Module, wanted: str | None) -> list[str | None]:
+    """The indexed layers' selections to run; None for a model that has no such layers."""
+    if hasattr(twin, "selection"):
+        return list((wanted or "topk").split(","))
+    if wanted is not None:
+        raise SystemExit("reader-v3 selects nothing: leave --selection out")
+    return [None]
+
+
+def load_twin(reader: str, path: Path, device: torch.device, compiled: bool) -> nn.Module:
     """A twin with the weights of a training state or a checkpoint, ready to read."""
     twin = twin_for(CONFIGS[reader])
     twin.load_native(load_weights(path))  # type: ignore[operator]
     twin.eager = device.type != "cuda"
-    if hasattr(twin, "selection"):
-        twin.selection = selection or "topk"
-    elif selection is not None:
-        raise SystemExit(f"{reader} selects nothing: leave --selection out")
+    if compiled:
+        twin.compile_layers()  # type: ignore[operator]
     return twin.to(device).eval()
 
 
@@ -367,11 +407,12 @@ def _parser() -> argparse.ArgumentParser:
     source.add_argument("--state", type=Path, help="folder of a training state")
     source.add_argument("--checkpoint", type=Path, help="exported checkpoint, dequantised when read")
     parser.add_argument("--lengths", type=_numbers, default=(1024, 4096, 8192), help="tokens, e.g. 1024,4096")
-    parser.add_argument("--questions", type=int, default=2000, help="questions a length; 2000 are 180 a decile")
+    parser.add_argument("--questions", type=int, default=2000, help="questions a length; 2000 are about 180 a decile")
     parser.add_argument("--turns", type=int, default=32, help="questions behind one document, at most")
     parser.add_argument("--single-turn", action="store_true", help="one question a document, the real use")
     parser.add_argument("--thinking", choices=("off", "on", "both"), default="off")
-    parser.add_argument("--selection", choices=("topk", "dense", "random"), help="reader-v4: what the CSA layers read")
+    parser.add_argument("--selection", help="reader-v4: topk (default), dense or random; several with commas between")
+    parser.add_argument("--compile", action="store_true", help="compile what the twin offers to compile")
     parser.add_argument("--quantised", action="store_true", help="round the weights as the checkpoint stores them")
     parser.add_argument("--compare", type=Path, help="master (state or checkpoint): KL and flips instead of accuracy")
     parser.add_argument("--index", action="store_true", help="reader-v4: recall of the indexer instead of accuracy")

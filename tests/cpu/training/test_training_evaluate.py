@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -81,11 +82,11 @@ def test_an_oracle_is_always_right() -> None:
 @pytest.mark.parametrize("thinking", [False, True])
 def test_one_wrong_token_makes_its_answer_wrong_and_no_other(thinking: bool) -> None:
     made = evaluate.Exam(1024, 2, 4, thinking)
-    batch = evaluate.collate([made[0], made[1]], 1024)
+    batch = evaluate.collate([made[0], made[1]], 1024, 3)
     assert len(batch.asked) == 8
     first, second = made[0].targets, made[1].targets
     wrong = {(0, first[1][0]), (0, first[2][-1]), (1, second[3][2])}  # first token, end of turn, inside
-    spoiled = torch.zeros(2, 1024, dtype=torch.bool)
+    spoiled = torch.zeros(3, 1024, dtype=torch.bool)
     for row, position in wrong:
         spoiled[row, position] = True
     spoiled[1, second[0][0] - 3] = True  # a token of the question, which the model need not say
@@ -107,7 +108,7 @@ def test_evaluate_counts_exactly() -> None:
 
 def test_rows_say_what_they_hold() -> None:
     tokenizer = load()
-    row = evaluate.Exam(2048, 2, 8, True)[1]
+    row = evaluate.Exam(2048, 2, 8, True, values=True)[1]
     assert len(row.ids) <= 2048
     assert PAD not in row.ids
     paper = exam.paper(tokenizer, 2048, 1, 8)
@@ -177,7 +178,8 @@ class Selecting(Oracle):
 
 def test_recall_looks_for_the_values_windows() -> None:
     wanted = settings(questions=4)
-    spans = [span for made in wanted.exams() for i in range(len(made)) for span in made[i].values if span is not None]
+    exams = [replace(made, values=True) for made in wanted.exams()]
+    spans = [span for made in exams for i in range(len(made)) for span in made[i].values if span is not None]
     assert spans
     windows = [span[0] // 4 for span in spans]
     first, every = evaluate.index_quality(Selecting(windows), wanted, CPU)
