@@ -53,6 +53,8 @@ def flex(
 
 @cache
 def _compiled() -> Any:
+    # One compilation for each length and ratio, far more than the limit at which torch gives up and runs it unfused.
+    torch._dynamo.config.recompile_limit = 256
     return torch.compile(flex_attention, dynamic=False)
 
 

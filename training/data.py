@@ -62,11 +62,18 @@ def encode(document: Document, questions: Sequence[Question], tokenizer: Tokeniz
     return Encoded([i for line in ids[:count] for i in line], questions, turns)
 
 
+def marks(tokenizer: Tokenizer) -> list[int]:
+    """The ids of the chat's markup: user, assistant, thinking opened and closed. Raises ValueError without them."""
+    ids = [tokenizer.token_to_id(name) for name in ("<｜User｜>", "<｜Assistant｜>", "<think>", "</think>")]
+    found = [i for i in ids if i is not None]
+    if len(found) < len(ids):
+        raise ValueError("the tokenizer lacks the chat's markup")
+    return found
+
+
 def render(encoded: Encoded, count: int, thinking: bool, tokenizer: Tokenizer, keep: bool = False) -> Row:
     """The conversation about the first ``count`` questions; ``thinking`` and ``keep`` as in ``conversation``."""
-    user, assistant, open_thought, close_thought = (
-        tokenizer.token_to_id(name) for name in ("<｜User｜>", "<｜Assistant｜>", "<think>", "</think>")
-    )
+    user, assistant, open_thought, close_thought = marks(tokenizer)
     ids, weights = [BOS, user, *encoded.document], [IGNORED, IGNORED] + [DOCUMENT] * len(encoded.document)
     answers: list[tuple[int, int, Question]] = []
     for i, (question, thought, answer) in enumerate(encoded.turns[:count]):
@@ -91,11 +98,12 @@ def render(encoded: Encoded, count: int, thinking: bool, tokenizer: Tokenizer, k
 
 def conversation(
     document: Document, questions: Sequence[Question], thinking: bool, tokenizer: Tokenizer, keep: bool = False
-) -> Row:
-    """The ids of a whole conversation, every answer given. ``thinking``: the last turn has its thought, the earlier
-    ones are as the chat format leaves them, without; ``keep``: all have it (V4's ``drop_thinking`` false).
+) -> tuple[list[int], list[int]]:
+    """Ids and weights of a whole conversation, every answer given. ``thinking``: the last turn has its thought, the
+    earlier ones are as the chat format leaves them, without; ``keep``: all have it (V4's ``drop_thinking`` false).
     """
-    return render(encode(document, questions, tokenizer), len(questions), thinking, tokenizer, keep)
+    row = render(encode(document, questions, tokenizer), len(questions), thinking, tokenizer, keep)
+    return row.ids, row.weights
 
 
 def fitting(encoded: Encoded, length: int, thinking: bool, keep: bool) -> int:
@@ -136,9 +144,9 @@ def sample(length: int, rng: random.Random, tokenizer: Tokenizer) -> Row:
 
 
 class Batches(IterableDataset[tuple[Tensor, Tensor]]):
-    """An endless stream for ``DataLoader(..., num_workers=N, batch_size=None)``: ids int32 [rows, length], right padded,
-    and weights uint8 [rows, length]. Of N workers each makes every N-th batch from ``first`` on, so the loader, which
-    takes them in turn, yields batch first, first + 1, … whatever N is.
+    """An endless stream for ``DataLoader(..., num_workers=N, batch_size=None)``: ids int32 [rows, length], padded on
+    the right, and weights uint8 [rows, length]. Of N workers each makes every N-th batch from ``first`` on, so the
+    loader, which takes them in turn, yields batch first, first + 1, … whatever N is.
     """
 
     def __init__(self, length: int, rows: int, seed: int, first: int = 0):

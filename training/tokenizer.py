@@ -37,6 +37,7 @@ SPLITS = (
         r" ?[\p{P}\p{S}]+[CRLF]*|\s*[CRLF]+|\s+(?!\S)|\s+"
     ),
 )
+DIGITS = frozenset("0123456789")
 MARK = "\u2063"  # between the words of a spaced document
 SEEDS, LINES, QUESTIONS = 24, 240, 60
 
@@ -77,7 +78,7 @@ def pieces(texts: Iterable[str]) -> Counter[str]:
     for text in texts:
         for part in text.split(MARK):
             found.update(piece for piece, _ in split.pre_tokenize_str(part))
-    return Counter({piece: n for piece, n in found.items() if not any(char.isdigit() for char in piece)})
+    return Counter({piece: n for piece, n in found.items() if DIGITS.isdisjoint(piece)})
 
 
 def learn(words: Mapping[Split, int], limit: int | None = None) -> list[Pair]:
@@ -145,7 +146,7 @@ def numbers() -> list[Pair]:
     """Merges for all numbers of two and three digits. A run of three may lose its first or its last pair to the
     merge of lowest rank, so both ways to its token are there.
     """
-    digits = "0123456789"
+    digits = sorted(DIGITS)
     two = list(product(digits, digits))
     three = [(a + b, c) for a, b, c in product(digits, digits, digits)]
     return two + three + [(a, b + c) for a, b, c in product(digits, digits, digits)]

@@ -162,6 +162,7 @@ class TwinV4(nn.Module):
 
     def compile_layers(self) -> None:
         """Compile the small functions that are bound by memory traffic; the products are fast as they are."""
+        torch._dynamo.config.recompile_limit = 256  # each function meets some ten shapes, with and without gradients
         self._mix, self._update, self._pool, self._weighted, self._turned, self._sunk = (
             torch.compile(function, dynamic=False) for function in (mix, update, pool, weighted, turned, sunk)
         )

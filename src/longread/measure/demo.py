@@ -1,82 +1,173 @@
-"""``longread demo``: one long text, asked twice through the real server, and what the second asking saved.
+"""``longread demo``: a long text and three questions, each asked of a server that has read nothing and of one that has
+read the text, with the answers beside what was expected.
 
-Starts ``longread serve`` as a user would, in a process of its own, and speaks HTTP to it. Knows nothing of the engine.
+Knows what is asked and how it is shown. Asks through ``longread serve`` only.
 """
 
-import json
-import re
-import socket
-import subprocess
-import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from statistics import median
 
-import httpx
-import psutil
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from longread.spec.config_json import read_config, spec_from_config
-from longread.spec.errors import ConfigError, LongreadError
+from longread.measure.reading import Document, write
+from longread.measure.served import Asked, Server, serving
+from longread.spec.errors import ConfigError
+from longread.spec.model import ModelSpec
+from longread.wire.encoding import encoding_for
+from longread.wire.tokenizer import Tokenizer
 
-QUESTIONS = ("Which promises does this text make?", "What is measured, and on which machine?")
-READY_SECONDS = 120.0
 MIN_CHARACTERS = 2000  # a page of the cache or two: less leaves nothing to reuse, and nothing to show
-ROOM_TOKENS = 1024  # question, chat markup and answer
-
-
-class DemoError(LongreadError):
-    """The server did not start or did not answer; the message carries the end of its output."""
+MIN_TOKENS = 512  # of a written contract, for the same reason
+MARKUP_TOKENS = 64  # chat markup around a turn, amply
+KINDS = ("single", "absent", "multi-key")  # of the three questions about a contract
+QUESTIONS = {  # about a text of the user's
+    "en": ("Which amount is to be paid?", "On which date does it end?", "Who signs it?"),
+    "zh": ("应付金额是多少？", "何时终止？", "由谁签署？"),
+}
+FIRST_WORDS = "Hello"  # asked of each fresh server, so that what a process does only once counts nowhere
+QUOTED = 400  # characters of an answer on the screen
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """One question's figures; seconds and tokens."""
+class Inquiry:
+    """A question, the answer where it is known, and whether the model is to think first."""
 
-    ttft: float
-    decode_rate: float
-    prompt_tokens: int
-    cached_tokens: int
-    answer: str
+    question: str
+    expected: str | None
+    thinking: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Exam:
+    """A text and what is asked about it; ``title`` says what it is."""
+
+    title: str
+    text: str
+    inquiries: tuple[Inquiry, ...]
+
+    def turn(self, inquiry: Inquiry) -> str:
+        """The user turn, as the readers were trained on it."""
+        return f"{self.text}\n{inquiry.question}"
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One question, asked cold and warm."""
+
+    inquiry: Inquiry
+    cold: Asked
+    warm: Asked
+
+    @property
+    def right(self) -> bool:
+        return all(answer.strip() == self.inquiry.expected for answer in self.answers())
+
+    def answers(self) -> tuple[str, ...]:
+        """What was said; two texts where warm and cold differ."""
+        return tuple(dict.fromkeys((self.cold.answer, self.warm.answer)))
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One checkpoint's line of the table; memory in bytes, None where the system does not tell."""
+    """One checkpoint's results; memory in bytes, None where the system does not tell."""
 
     name: str
-    cold: Asked
-    warm: Asked
+    pairs: tuple[Pair, ...]
     peak: int | None
     planned: int | None
 
+    @property
+    def cold_ttft(self) -> float:
+        return median(pair.cold.ttft for pair in self.pairs)
 
-def run(checkpoints: list[Path], text: str, max_tokens: int = 64) -> None:
-    """Ask ``QUESTIONS`` about ``text`` of each checkpoint in turn and print one table.
+    @property
+    def warm_ttft(self) -> float:
+        return median(pair.warm.ttft for pair in self.pairs)
 
-    Raises DemoError when a server fails.
-    """
-    console = Console()
-    console.print(f"{len(text):,} characters, asked twice of {', '.join(path.name for path in checkpoints)}")
-    room = len(text.encode()) + ROOM_TOKENS  # a token is a byte at least, so the text fits whatever the tokenizer
-    rows: list[Row] = []
-    for checkpoint in checkpoints:
-        with console.status(f"{checkpoint.name}: reading the text, twice"), serving(checkpoint, room) as server:
-            cold, warm = (ask(server.url, checkpoint.name, text, question, max_tokens) for question in QUESTIONS)
-            rows.append(Row(checkpoint.name, cold, warm, server.peak_bytes(), server.planned_bytes()))
-        console.print(f"{checkpoint.name}: {cold.prompt_tokens:,} tokens, first token after {cold.ttft:.1f} s")
-        console.print(f"{checkpoint.name} says: [dim]{warm.answer[:100]!r}[/]")
+    @property
+    def decode_rate(self) -> float:
+        """Tokens per second over all answers, the first token of each left out; 0 where there was only that."""
+        asked = [asked for pair in self.pairs for asked in (pair.cold, pair.warm)]
+        seconds = sum(one.decode_seconds for one in asked)
+        return sum(one.output_tokens - 1 for one in asked) / seconds if seconds else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """A checkpoint, with what must be known of it to write its text and to ask it."""
+
+    path: Path
+    spec: ModelSpec
+    tokenizer: Tokenizer
+
+    @classmethod
+    def open(cls, path: Path, spec: ModelSpec) -> "Reader":
+        """Raises CheckpointError for its tokenizer."""
+        return cls(path.resolve(), spec, Tokenizer.open(path, bos_id=spec.bos_id, eos_id=spec.eos_id))
+
+    def template(self, thinking: bool) -> dict[str, object]:
+        """``chat_template_kwargs``: the switch, where the family has one."""
+        has_think = self.tokenizer.has("<think>")
+        encoding, _ = encoding_for("auto", self.spec.family, self.spec.label, self.path.name, has_think=has_think)
+        return {"thinking": thinking} if encoding.abilities.thinking == "switch" else {}
+
+    def tokens(self, text: str) -> int:
+        return len(self.tokenizer.encode(text))
+
+
+def run(exams: Sequence[tuple[Reader, Exam]], max_tokens: int) -> None:
+    """Ask each reader its exam, print each answer as it comes and a table at the end. Raises ServedError."""
+    console = Console(highlight=False)
+    console.print(
+        "Each question is asked twice, of servers of their own: cold, before the server has read anything; warm, "
+        "when it has read the text with another question."
+    )
+    rows = []
+    for reader, exam in exams:
+        console.rule(Text(reader.path.name), align="left")
+        console.print(Text(f"{exam.title}: {reader.tokens(exam.text):,} tokens"))
+        rows.append(_examine(reader, exam, max_tokens, console))
     console.print(table(rows))
 
 
-def read_documents(files: list[Path]) -> str:
-    """Join text files, each under its name. Raises ConfigError for one that is missing, a folder or not UTF-8, and for
-    a text that is too short to show anything.
+def contract(reader: Reader, tokens: int, language: str, seed: int) -> Exam:
+    """A written contract of about ``tokens`` tokens with one question of each of ``KINDS``, the last one to be thought
+    about. Raises ConfigError for a length that the reader cannot have or that shows nothing.
+    """
+    if not MIN_TOKENS <= tokens <= reader.spec.max_position:
+        raise ConfigError(
+            f"a contract of {tokens:,} tokens: {reader.path.name} can be shown with {MIN_TOKENS:,} to "
+            f"{reader.spec.max_position:,}"
+        )
+    document = _contract_of(reader, tokens, language, seed)
+    questions = [question for kind in KINDS for question in document.questions(1, seed, kinds=(kind,))]
+    inquiries = tuple(Inquiry(q.text, q.answer, thinking=q is questions[-1]) for q in questions)
+    lines, facts = len(document.lines), document.facts
+    return Exam(f"a contract of {lines:,} lines with {facts:,} similar facts, seed {seed}", document.text, inquiries)
+
+
+def _contract_of(reader: Reader, tokens: int, language: str, seed: int) -> Document:
+    """Tokens a line vary little, so a guess corrected a few times lands within a per cent or a line or two."""
+    lines = 32
+    for _ in range(5):
+        document = write(seed, lines, language, "contract")
+        found = reader.tokens(document.text)
+        wanted = max(8, round(lines * tokens / found))
+        if wanted == lines:
+            break
+        lines = wanted
+    return document
+
+
+def own_text(files: Sequence[Path], questions: Sequence[str], language: str) -> Exam:
+    """The user's files, each under its name, with the user's questions or some that suit many texts; of several, the
+    last one is to be thought about.
+
+    Raises ConfigError for a file that is missing, a folder or not UTF-8, and for a text too short to show anything.
     """
     parts = []
     for file in files:
@@ -91,122 +182,107 @@ def read_documents(files: list[Path]) -> str:
         raise ConfigError(
             f"the text has {len(text)} characters; the demo needs {MIN_CHARACTERS} to have something to reuse"
         )
-    return text
+    asked = tuple(dict.fromkeys(questions)) or QUESTIONS[language]
+    inquiries = tuple(Inquiry(q, None, thinking=i == len(asked) - 1 > 0) for i, q in enumerate(asked))
+    return Exam(", ".join(file.name for file in files), text, inquiries)
 
 
-@dataclass(frozen=True, slots=True)
-class Server:
-    """A running ``longread serve``."""
+def _examine(reader: Reader, exam: Exam, max_tokens: int, console: Console) -> Row:
+    """A server a round: the first question of the round is its cold one, the second its warm one."""
+    longest = max(reader.tokens(exam.turn(inquiry)) for inquiry in exam.inquiries) + MARKUP_TOKENS + max_tokens
+    room = min(longest, reader.spec.max_position)
+    cold: dict[Inquiry, Asked] = {}
+    warm: dict[Inquiry, Asked] = {}
+    pairs, peaks, planned = [], [], None
+    for first, second in rounds(exam.inquiries):
+        with console.status(f"reading: {first.question}"), serving(reader.path, room) as server:
+            server.ask(FIRST_WORDS, 1, reader.template(False))
+            cold[first] = _ask(server, reader, exam, first, max_tokens)
+            if second is not None:
+                warm[second] = _ask(server, reader, exam, second, max_tokens)
+            peaks.append(server.peak_bytes())
+            planned = server.planned_bytes()
+        for inquiry in (first, second):
+            if inquiry in cold and inquiry in warm:
+                pairs.append(Pair(inquiry, cold[inquiry], warm[inquiry]))
+                console.print(*told(pairs[-1], f"{len(pairs)}. "), sep="\n")
+    known = [peak for peak in peaks if peak is not None]
+    return Row(reader.path.name, tuple(pairs), max(known, default=None), planned)
 
-    url: str
-    process: psutil.Process
 
-    def peak_bytes(self) -> int | None:
-        """Highest resident memory of the server so far; None where the system does not tell."""
-        try:
-            status = Path(f"/proc/{self.process.pid}/status").read_text()
-        except OSError:
-            return None
-        found = re.search(r"VmHWM:\s+(\d+) kB", status)
-        return int(found.group(1)) * 1024 if found else None
-
-    def planned_bytes(self) -> int | None:
-        """What the planner predicted, from the server's metrics; None when the series is missing."""
-        found = re.search(
-            r"^longread:memory_predicted_bytes(?:\{.*\})? (\S+)$", httpx.get(f"{self.url}/metrics").text, re.M
-        )
-        return int(float(found.group(1))) if found else None
-
-
-@contextmanager
-def serving(checkpoint: Path, room: int) -> Iterator[Server]:
-    """Run ``longread serve`` with a cache for one sequence of ``room`` tokens on a free loopback port until the block
-    ends. Raises DemoError if it never gets ready.
+def rounds(inquiries: Sequence[Inquiry]) -> Iterator[tuple[Inquiry, Inquiry | None]]:
+    """Which question is asked cold and which one warm behind it: each once either way, never the same one twice of one
+    server. A single one comes behind a question that is not shown.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with tempfile.TemporaryFile() as log:
-        longest = min(room, spec_from_config(read_config(checkpoint)).max_position)
-        command = [sys.executable, "-m", "longread.cli.main", "serve", str(checkpoint), "--port", str(port)]
-        command += ["--max-model-len", str(longest), "--max-num-seqs", "1"]
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-        try:
-            _wait_ready(f"http://127.0.0.1:{port}", process, log)
-            yield Server(f"http://127.0.0.1:{port}", psutil.Process(process.pid))
-        finally:
-            process.terminate()
-            process.wait(timeout=30)
+    if len(inquiries) == 1:
+        yield Inquiry(FIRST_WORDS, None, thinking=False), inquiries[0]
+        yield inquiries[0], None
+        return
+    for i, inquiry in enumerate(inquiries):
+        yield inquiries[i - 1], inquiry
 
 
-def _wait_ready(url: str, process: subprocess.Popen[bytes], log: IO[bytes]) -> None:
-    deadline = time.monotonic() + READY_SECONDS
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            if httpx.get(f"{url}/ready", timeout=2.0).status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.1)
-    log.seek(0)
-    said = log.read().decode(errors="replace")[-2000:]
-    raise DemoError(f"the server did not get ready within {READY_SECONDS:.0f} s; it said:\n{said}")
+def _ask(server: Server, reader: Reader, exam: Exam, inquiry: Inquiry, max_tokens: int) -> Asked:
+    return server.ask(exam.turn(inquiry), max_tokens, reader.template(inquiry.thinking))
 
 
-def ask(url: str, model: str, text: str, question: str, max_tokens: int) -> Asked:
-    """Stream one chat completion about ``text``. Raises DemoError when the server refuses it."""
-    body = {
-        "model": model,
-        "messages": [{"role": "user", "content": f"{text}\n\n{question}"}],
-        "temperature": 0.0,
-        "max_tokens": max_tokens,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    started, first, last, usage, said = time.perf_counter(), 0.0, 0.0, None, []
-    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=None) as response:
-        if response.status_code != 200:
-            raise DemoError(
-                f"the server answered {response.status_code}: {response.read().decode(errors='replace')[:500]}"
-            )
-        for line in response.iter_lines():
-            if not line.startswith("data: ") or line == "data: [DONE]":
-                continue
-            chunk = json.loads(line[len("data: ") :])
-            usage = chunk.get("usage") or usage
-            for choice in chunk["choices"]:
-                delta = choice["delta"].get("content") or choice["delta"].get("reasoning_content")
-                if delta:
-                    last = time.perf_counter()
-                    first = first or last
-                    said.append(delta)
-    if usage is None or not first:
-        raise DemoError("the stream ended without a token or without usage")
-    rate = (usage["completion_tokens"] - 1) / (last - first) if last > first else 0.0
-    cached = usage["prompt_tokens_details"]["cached_tokens"]
-    return Asked(first - started, rate, usage["prompt_tokens"], cached, "".join(said))
+def told(pair: Pair, number: str = "") -> list[Text]:
+    """One question's lines for the screen."""
+    inquiry, cold, warm = pair.inquiry, pair.cold, pair.warm
+    thinking = "  (thinking)" if inquiry.thinking else ""
+    lines = [Text(f"{number}{inquiry.question}{thinking}", style="bold")]
+    if inquiry.expected is not None:
+        lines.append(Text(f"   expected  {inquiry.expected}"))
+    if inquiry.thinking:
+        lines.append(Text(f"   thought   {_quoted(warm.thought)}", style="dim"))
+    for answer in pair.answers():
+        line = Text(f"   answer    {_quoted(answer)}")
+        if inquiry.expected is not None:
+            right = answer.strip() == inquiry.expected
+            line.append("  right" if right else "  WRONG", style="green" if right else "bold red")
+        lines.append(line)
+    if len(pair.answers()) > 1:
+        lines.append(Text("   the first answer is the cold one, the second the warm one"))
+    lines.append(
+        Text(
+            f"   first token: cold {cold.ttft:.2f} s, warm {warm.ttft * 1000:.0f} ms; "
+            f"{warm.cached_tokens:,} of {warm.prompt_tokens:,} tokens cached"
+        )
+    )
+    return lines
 
 
-def table(rows: list[Row]) -> Table:
-    """A column a checkpoint: cold against warm, and memory against the plan."""
-    out = Table(title="The same text, asked twice")
+def _quoted(text: str) -> str:
+    """An answer on one line: noise is shown as Python writes it."""
+    shown = text if text and text.isprintable() else repr(text)
+    return shown if len(shown) <= QUOTED else f"{shown[:QUOTED]}..."
+
+
+def table(rows: Sequence[Row]) -> Table:
+    """A column a checkpoint: answers, cold against warm, and memory against the plan."""
+    out = Table(title="Medians of the questions")
     out.add_column("")
     for row in rows:
-        out.add_column(row.name, justify="right")
+        out.add_column(Text(row.name), justify="right")
     lines: dict[str, Callable[[Row], str]] = {
-        "prompt tokens": lambda row: f"{row.warm.prompt_tokens:,}",
-        "cold TTFT": lambda row: f"{row.cold.ttft:.2f} s",
-        "warm TTFT, another question": lambda row: f"{row.warm.ttft * 1000:.0f} ms",
-        "cold : warm": lambda row: f"{row.cold.ttft / row.warm.ttft:.0f}x",
-        "cached tokens": lambda row: f"{row.warm.cached_tokens:,}",
-        "decode": lambda row: f"{row.warm.decode_rate:.0f} tokens/s",
+        "right answers": _right,
+        "prompt tokens": lambda row: f"{median(pair.warm.prompt_tokens for pair in row.pairs):,.0f}",
+        "cold TTFT": lambda row: f"{row.cold_ttft:.2f} s",
+        "warm TTFT, another question": lambda row: f"{row.warm_ttft * 1000:.0f} ms",
+        "cold : warm": lambda row: f"{row.cold_ttft / row.warm_ttft:.0f}x",
+        "cached tokens": lambda row: f"{median(pair.warm.cached_tokens for pair in row.pairs):,.0f}",
+        "decode": lambda row: f"{row.decode_rate:.0f} tokens/s" if row.decode_rate else "not known",
         "peak memory of the server": lambda row: _mib(row.peak),
         "planned (an upper bound)": lambda row: _mib(row.planned),
     }
     for label, cell in lines.items():
         out.add_row(label, *(cell(row) for row in rows))
     return out
+
+
+def _right(row: Row) -> str:
+    judged = [pair for pair in row.pairs if pair.inquiry.expected is not None]
+    return f"{sum(pair.right for pair in judged)} of {len(judged)}" if judged else "not known"
 
 
 def _mib(size: int | None) -> str:
