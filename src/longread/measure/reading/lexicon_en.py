@@ -6,20 +6,28 @@ never begins an answer: persons follow ``Dr`` and places ``Port``, and both are 
 
 from longread.measure.reading.grammar import QUANTITIES, Grammar, Tongue, pairs, words
 
-FIRSTS = words("""Harbour Mill Oak Elm Ash Birch Cedar Maple Pine Willow Hazel Holly Ivy Rose Lily Fern Moss Reed Clover Thistle
+FIRSTS = words("""
+    Harbour Mill Oak Elm Ash Birch Cedar Maple Pine Willow Hazel Holly Ivy Rose Lily Fern Moss Reed Clover Thistle
     Amber Coral Jade Pearl Opal Ruby Silver Copper Iron Steel Granite Marble Slate Flint Chalk Clay North South East
     West Upper Lower Old New High Long Grand Royal River Lake Brook Spring Ocean Island Valley Hill Ridge Cliff Canyon
     Meadow Forest Desert Summit Eagle Falcon Hawk Raven Heron Swan Robin Crane Fox Wolf Bear Otter Badger Deer Lion
     Tiger Beaver Hare Sun Moon Star Comet Winter Summer Autumn Storm Thunder Frost Cloud Rain Snow Abbey Castle Chapel
     Temple Bishop King Queen Prince Duke Baron Knight Monk Anchor Compass Lantern Beacon Arrow Saddle Wagon Bell Crown
-    Shield Harp Drum Violet White""")
-SECONDS = words("""Lane Road Street House Hall Yard Dock Depot Bridge Gate Park Court Tower Works Plant Wharf Pier Store Farm Field
+    Shield Harp Drum Violet White
+""")
+SECONDS = words("""
+    Lane Road Street House Hall Yard Dock Depot Bridge Gate Park Court Tower Works Plant Wharf Pier Store Farm Field
     Garden Square Market School Clinic Station Office Lab Hangar Annex Quay Lodge Cellar Studio Arena Barn Vault Garage
-    Terrace Mews""")
-PERSONS = words("""Keller Berg Novak Silva Rossi Haas Lund Varga Moreau Costa Weber Olsen Kovac Marin Petit Ferrer Jansen Klein
-    Lopez Meyer Ortiz Quinn Reyes Sato Tanaka Ueda Vogel Wagner Yilmaz Zhou Adler Brandt""")
-PLACES = words("""Alma Vale Dora Ellis Faro Galt Hope Irene Jura Kent Lorne Mara Nevis Orla Perth Quill Ross Sable Tarn Ulva Verne
-    Wick Yarrow Zeal Arden Brae Cole Dunn Esk Firth Glen Howe""")
+    Terrace Mews
+""")
+PERSONS = words("""
+    Keller Berg Novak Silva Rossi Haas Lund Varga Moreau Costa Weber Olsen Kovac Marin Petit Ferrer Jansen Klein
+    Lopez Meyer Ortiz Quinn Reyes Sato Tanaka Ueda Vogel Wagner Yilmaz Zhou Adler Brandt
+""")
+PLACES = words("""
+    Alma Vale Dora Ellis Faro Galt Hope Irene Jura Kent Lorne Mara Nevis Orla Perth Quill Ross Sable Tarn Ulva Verne
+    Wick Yarrow Zeal Arden Brae Cole Dunn Esk Firth Glen Howe
+""")
 MONTHS = words("January February March April May June July August September October November December")
 
 CONTRACT = Grammar(

@@ -10,8 +10,10 @@ from dataclasses import fields, replace
 from longread.measure.reading.grammar import MARK, QUANTITIES, Attribute, Grammar, Tongue, pairs, words
 
 FIRSTS = tuple(x + y for x in "东西南北金银青白云石龙松" for y in "山河湖港岭溪桥林岛湾")
-SECONDS = words("""仓库 车站 码头 医院 学校 工厂 楼群 公寓 广场 市集 商铺 酒店 餐厅 剧院 球馆 泳池 花园 果园 农场 牧场
-    机房 展馆 货场 泵站 电站 水塔 船坞 渡口 隧道 栈道 别墅 宿舍 礼堂 书店 药房 茶楼 诊所 报社 邮局 银行""")
+SECONDS = words("""
+    仓库 车站 码头 医院 学校 工厂 楼群 公寓 广场 市集 商铺 酒店 餐厅 剧院 球馆 泳池 花园 果园 农场 牧场
+    机房 展馆 货场 泵站 电站 水塔 船坞 渡口 隧道 栈道 别墅 宿舍 礼堂 书店 药房 茶楼 诊所 报社 邮局 银行
+""")
 PERSONS = tuple(x + y for x in "李张刘陈杨赵周吴" for y in "明芳伟静")
 PLACES = tuple(x + y for x in "安永平宁福泰和清" for y in "州阳城江")
 MONTHS = tuple(str(month) for month in range(1, 13))
