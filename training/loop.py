@@ -345,11 +345,12 @@ class Run:
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
-    """The batch on the device; copies from pinned memory do not wait."""
+    """The batch on the device, int32 widened to the int64 that torch indexes by. Pinned memory is copied without a wait."""
 
     def move(value: Any) -> Any:
         if isinstance(value, Tensor):
-            return value.to(device, non_blocking=True)
+            moved = value.to(device, non_blocking=True)
+            return moved.long() if moved.dtype == torch.int32 else moved
         return type(value)(*(move(part) for part in value))
 
     return move(batch)

@@ -44,7 +44,7 @@ def objective(twin: Reader, batch: Batch, *, document_weight: float, index_weigh
     Answers' mean cross entropy + document_weight * the document's + index_weight * the indexer's own loss.
     """
     twin.set_index_queries(batch.queries if index_weight else None)
-    hidden = twin.hidden(batch.ids.long()).flatten(0, 1)
+    hidden = twin.hidden(batch.ids).flatten(0, 1)
     at = torch.cat([batch.answers.at, batch.document.at])
     logits = twin.logits(hidden.index_select(0, at))
     losses = functional.cross_entropy(logits, torch.cat([batch.answers.ids, batch.document.ids]), reduction="none")
