@@ -10,7 +10,7 @@ import heapq
 import os
 import sysconfig
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import pairwise, product
 from pathlib import Path
@@ -39,7 +39,7 @@ SPLITS = (
 )
 DIGITS = frozenset("0123456789")
 MARK = "\u2063"  # between the words of a spaced document
-SEEDS, LINES, QUESTIONS = 24, 240, 60
+SEEDS, LINES, QUESTIONS = 120, 120, 40
 
 Pair = tuple[str, str]
 Split = tuple[str, ...]
@@ -81,37 +81,47 @@ def pieces(texts: Iterable[str]) -> Counter[str]:
     return Counter({piece: n for piece, n in found.items() if DIGITS.isdisjoint(piece)})
 
 
-def learn(words: Mapping[Split, int], limit: int | None = None) -> list[Pair]:
-    """Merges, the most frequent pair first (of equals the alphabetically first), until ``limit`` or nothing is left."""
+def learn(words: Mapping[Split, int], known: Sequence[Pair] = (), limit: int | None = None) -> list[Pair]:
+    """New merges, the most frequent pair first (of equals the alphabetically first), until ``limit`` or nothing is
+    left. A pair of ``known`` or of an earlier merge can come up again where its parts arose in another way; it is then
+    joined at once, as the encoder does.
+    """
     splits, weights = list(words), list(words.values())
+    rank = {pair: i for i, pair in enumerate(known)}
     count: Counter[Pair] = Counter()
     where: defaultdict[Pair, set[int]] = defaultdict(set)
-    for i, split in enumerate(splits):
-        for pair in pairwise(split):
-            count[pair] += weights[i]
-            where[pair].add(i)
-    heap = [(-n, pair) for pair, n in count.items()]
-    heapq.heapify(heap)
+    heap: list[tuple[bool, int, Pair]] = []
     merges: list[Pair] = []
+
+    def add(i: int, sign: int) -> None:
+        for pair in pairwise(splits[i]):
+            count[pair] += sign * weights[i]
+            where[pair].add(i)
+
+    def push(pair: Pair) -> None:
+        if count[pair] > 0:
+            heapq.heappush(heap, (pair not in rank, rank.get(pair, -count[pair]), pair))
+
+    for i in range(len(splits)):
+        add(i, 1)
+    for pair in list(count):
+        push(pair)
     while heap and (limit is None or len(merges) < limit):
-        n, best = heapq.heappop(heap)
-        if -n != count[best]:  # stale: it was pushed again with its present count, or is gone
-            continue
-        merges.append(best)
+        new, order, best = heapq.heappop(heap)
+        if new != (best not in rank) or not count[best] or (new and -order != count[best]):
+            continue  # stale: it was pushed again as it is now, or is gone
+        if new:
+            rank[best] = len(rank)
+            merges.append(best)
         changed: set[Pair] = set()
         for i in where.pop(best):
-            for pair in pairwise(splits[i]):
-                count[pair] -= weights[i]
-                changed.add(pair)
+            changed.update(pairwise(splits[i]))
+            add(i, -1)
             splits[i] = merged(splits[i], best)
-            for pair in pairwise(splits[i]):
-                count[pair] += weights[i]
-                where[pair].add(i)
-                changed.add(pair)
-        del count[best]
-        for pair in sorted(changed - {best}):
-            if count[pair] > 0:
-                heapq.heappush(heap, (-count[pair], pair))
+            changed.update(pairwise(splits[i]))
+            add(i, 1)
+        for pair in changed:
+            push(pair)
     return merges
 
 
@@ -186,7 +196,7 @@ def build() -> tuple[Tokenizer, dict[str, int]]:
     words = pieces(reading_texts())
     merges = characters(words)
     kinds = {"words": len(words), "characters": len(merges)}
-    merges += learn(dict.fromkeys(tokens_of(assemble(merges), sorted(words)).values(), 1))
+    merges += learn(dict.fromkeys(tokens_of(assemble(merges), sorted(words)).values(), 1), merges)
     kinds["word merges"] = len(merges) - kinds["characters"]
     merges += numbers()
     tokenizer = assemble(merges)
@@ -199,7 +209,7 @@ def build() -> tuple[Tokenizer, dict[str, int]]:
     for word, split in tokens_of(tokenizer, sorted(common)).items():
         splits[split] += common[word]
     have = {"".join(pair) for pair in merges}
-    for pair in learn(splits, 2 * room):  # a few make a token that is there already by another way
+    for pair in learn(splits, merges, 2 * room):  # a few make a token that is there already by another way
         have.add("".join(pair))
         merges.append(pair)
         if len(have) == SIZE - len(FIRST) - len(ADDED) - 256:
