@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from longread.measure.reading import Question, ask
 from tokenizers import Tokenizer as RawTokenizer
 
 from longread.engine.engine import LocalEngine
 from longread.engine.load import load_engine
+from longread.measure.reading import Question, ask
 from longread.measure.result import this_machine
 from longread.spec.config import EngineOptions
 from longread.spec.config_json import read_config, spec_from_config
@@ -27,7 +27,7 @@ from longread.wire.encoding.conversation import Conversation, Turn
 from longread.wire.encoding.pieces import END_THINK, THINK
 from longread.wire.tokenizer import Tokenizer
 from training.cells import Asked, Cell, document_figures, summary, tables, write_result
-from training.exam import TURN_TOKENS, Paper, papers
+from training.exam import Paper, papers
 
 MAX_TOKENS = 160  # the longest thought with its answer takes less
 DECODE_TOKENS = 128
@@ -163,7 +163,7 @@ def _papers(tokenizer: RawTokenizer, length: int, settings: argparse.Namespace) 
     """Each question is asked alone, so the document may fill the length but for one turn."""
     each = min(settings.each, settings.questions)
     documents = -(-settings.questions // each)
-    return papers(tokenizer, length, documents, each, settings.seed0, room=TURN_TOKENS)
+    return papers(tokenizer, length, documents, each, settings.seed0, turns=1)
 
 
 def main(arguments: list[str] | None = None) -> None:

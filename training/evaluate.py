@@ -9,6 +9,7 @@ one question a document, which is the real use. Nothing waits for the device wit
 """
 
 import argparse
+import multiprocessing
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -164,7 +165,11 @@ def collate(rows: Sequence[Row], length: int, count: int) -> Batch:
 def batches(exam: Exam, workers: int) -> Iterator[Batch]:
     """All of one shape, since another shape would compile the kernels anew; made by ``workers`` processes."""
     together = _Collate(exam.length, exam.rows)
-    loader: DataLoader[Row] = DataLoader(exam, exam.rows, num_workers=workers, collate_fn=together)
+    # Forked from a server that never saw the GPU or this process's threads.
+    context = multiprocessing.get_context("forkserver") if workers else None
+    loader: DataLoader[Row] = DataLoader(
+        exam, exam.rows, num_workers=workers, collate_fn=together, multiprocessing_context=context
+    )
     yield from loader  # type: ignore[misc]
 
 
@@ -339,6 +344,7 @@ def main(arguments: list[str] | None = None) -> None:
     """The command line."""
     options = _parser().parse_args(arguments)
     device = torch.device(options.device)
+    multiprocessing.get_context("forkserver").set_forkserver_preload(["training.evaluate"])
     # A kernel is compiled for each length, layer kind and selection; torch would give up after eight.
     torch._dynamo.config.recompile_limit = 1024
     torch._dynamo.config.accumulated_recompile_limit = 4096

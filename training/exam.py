@@ -15,7 +15,8 @@ from training import data
 from training.cells import Asked
 
 FIRST_SEED = 10**12
-TURN_TOKENS = 64  # room for one question with its answer and markup
+TURN_TOKENS = 42  # room for one question with its answer and markup, somewhat above the mean
+SPARE_TOKENS = 96  # the longest question, with its thought and answer, takes so much more
 CLASSES = 11  # ten deciles of depth, and the questions whose answer is nowhere
 LINE_TOKENS = 24  # first guess
 
@@ -38,26 +39,26 @@ class Paper:
 
 
 def papers(
-    tokenizer: Tokenizer, length: int, documents: int, questions: int, seed0: int = 0, room: int | None = None
+    tokenizer: Tokenizer, length: int, documents: int, questions: int, seed0: int = 0, turns: int | None = None
 ) -> Iterator[Paper]:
     """``documents`` papers in turn; see ``paper``."""
     for number in range(documents):
-        yield paper(tokenizer, length, number, questions, seed0, room)
+        yield paper(tokenizer, length, number, questions, seed0, turns)
 
 
 def paper(
-    tokenizer: Tokenizer, length: int, number: int, questions: int, seed0: int = 0, room: int | None = None
+    tokenizer: Tokenizer, length: int, number: int, questions: int, seed0: int = 0, turns: int | None = None
 ) -> Paper:
     """Paper ``number`` of an examination; languages and domains take turns, so that all are asked equally often.
 
-    The document fills ``length`` tokens but for ``room``, by default that of all questions one behind the other.
+    The document fills ``length`` tokens but for the room of ``turns`` questions one behind the other, by default all.
     """
     seed = FIRST_SEED + seed0 + length * 10**6 + number
     if not FIRST_SEED <= seed < data.FIRST_SEED:
         raise ValueError(f"seed {seed} is none of an examination's: choose a seed0 from 0 on, below 10^10")
     language = LANGUAGES[number % len(LANGUAGES)]
     domain = DOMAINS[number // len(LANGUAGES) % len(DOMAINS)]
-    budget = length - (questions * TURN_TOKENS if room is None else room)
+    budget = length - SPARE_TOKENS - TURN_TOKENS * (questions if turns is None else turns)
     document, tokens = fitted(tokenizer, seed, budget, language, domain)
     return Paper(length, document, tuple(spread(document, questions, seed, number)), tokens)
 

@@ -94,6 +94,13 @@ def test_one_wrong_token_makes_its_answer_wrong_and_no_other(thinking: bool) -> 
     assert right.tolist() == [True, False, False, True, True, True, True, False]
 
 
+def test_workers_make_the_same_rows() -> None:
+    made = evaluate.Exam(1024, 6, 4, False)
+    alone, together = (list(evaluate.batches(made, workers)) for workers in (0, 2))
+    assert [batch.ids.tolist() for batch in alone] == [batch.ids.tolist() for batch in together]
+    assert [batch.asked for batch in alone] == [batch.asked for batch in together]
+
+
 def test_evaluate_counts_exactly() -> None:
     """An oracle that never ends an answer behind an odd token, against a count made from the rows one by one."""
     wanted = settings(questions=40)
@@ -141,8 +148,14 @@ def test_questions_take_turns_over_the_depth() -> None:
     assert len(deciles) == 32
     assert all(2 <= deciles.count(where) <= 4 for where in range(10))
     assert 1 <= deciles.count(None) <= 4
-    assert 8192 - 32 * exam.TURN_TOKENS >= paper.tokens > 0.9 * (8192 - 32 * exam.TURN_TOKENS)
-    assert paper.document.facts >= 100
+    room = 8192 - exam.SPARE_TOKENS - 32 * exam.TURN_TOKENS
+    assert 0.9 * room < paper.tokens <= room
+
+
+@pytest.mark.parametrize("number", range(10))
+def test_documents_of_4k_have_a_hundred_facts(number: int) -> None:
+    """One of each language and domain."""
+    assert exam.paper(load(), 4096, number, 16).document.facts >= 100
 
 
 def test_a_twin_diverges_from_another_where_it_speaks_otherwise() -> None:
