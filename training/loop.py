@@ -345,7 +345,7 @@ class Run:
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
-    """The batch on the device, int32 widened to the int64 that torch indexes by; pinned memory is copied without a wait."""
+    """The batch on the device, int32 widened to the int64 that torch indexes by; pinned memory is not waited for."""
 
     def move(value: Any) -> Any:
         if isinstance(value, Tensor):
