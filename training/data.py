@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
 from longread.measure.reading import DOMAINS, Document, Question, write
+from training.encoder import encoder
 from training.tokenizer import BOS, EOS, PAD, load
 
 IGNORED, ANSWER, DOCUMENT = 0, 1, 2  # weights[i] is about predicting ids[i]
@@ -51,17 +52,12 @@ class Encoded:
 
 
 def encode(document: Document, questions: Sequence[Question], tokenizer: Tokenizer) -> Encoded:
-    """Ids without markup. Lines are encoded one by one, which a line's end allows: it always ends a pre-token. The
-    last takes along the empty line before the question, because ``.\\n\\n`` is one pre-token.
+    """Ids without markup. The document has the newline behind it that parts it from the first question: with the last
+    line's end it may be one token.
     """
-    texts = [line.text for line in document.lines]
-    texts[-1] += "\n"
-    for question in questions:
-        texts += (question.text, question.thought, question.answer)
-    ids = [found.ids for found in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
-    count = len(document.lines)
-    turns = [(ids[i], ids[i + 1], ids[i + 2]) for i in range(count, len(ids), 3)]
-    return Encoded([i for line in ids[:count] for i in line], questions, turns)
+    ids = encoder(tokenizer)
+    turns = [(ids(question.text), ids(question.thought), ids(question.answer)) for question in questions]
+    return Encoded(ids(document.text + "\n"), questions, turns)
 
 
 def marks(tokenizer: Tokenizer) -> list[int]:

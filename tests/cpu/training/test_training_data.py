@@ -6,9 +6,12 @@ from itertools import islice
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 from training import data, tokenizer
 from training.data import ANSWER, DOCUMENT, IGNORED, Batches, conversation, encode, render, sample
+from training.encoder import Encoder
 
 from longread.measure.reading import DOMAINS, LANGUAGES, Document, Question, write
 from longread.wire.encoding import ENCODINGS
@@ -70,6 +73,23 @@ def test_what_stands_before_the_last_answer_is_the_servers_prompt(
         generated = [*server.encode(questions[-1].thought), server.id_of("</think>") or -1, *generated]
     assert ids == [*prompt, *generated, 1]
     assert weights[len(prompt) - 1 :] == [IGNORED] + [ANSWER] * (len(generated) + 1)
+
+
+@pytest.mark.parametrize(("language", "domain"), PAIRS)
+def test_the_fast_encoder_equals_the_tokenizer(language: str, domain: str) -> None:
+    reader, fast = tokenizer.load(), Encoder(tokenizer.load())
+    document = write(9, 200, language, domain)
+    by_line = [fast(line.text) for line in document.lines]
+    assert by_line == [found.ids for found in reader.encode_batch_fast([line.text for line in document.lines])]
+    assert [i for ids in by_line for i in ids] == fast(document.text) == reader.encode(document.text).ids
+    for question in document.questions(40):
+        for text in (question.text, question.thought, question.answer):
+            assert fast(text) == reader.encode(text).ids
+
+
+@given(st.text(st.sampled_from("a Zé7四的。（_.|#\n\t—½\r\"'"), max_size=12))
+def test_the_fast_encoder_equals_the_tokenizer_on_any_text(text: str) -> None:
+    assert Encoder(tokenizer.load())(text) == tokenizer.load().encode(text).ids
 
 
 def test_weights_name_document_and_answers(server: ServerTokenizer) -> None:
