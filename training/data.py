@@ -22,6 +22,7 @@ from training.tokenizer import BOS, EOS, PAD, load
 
 IGNORED, ANSWER, DOCUMENT = 0, 1, 2  # weights[i] is about predicting ids[i]
 FIRST_SEED = 1 << 40  # documents of training have seeds from here on; evaluation takes smaller ones
+LEAST_LENGTH = 160
 MAX_QUESTIONS, MIN_QUESTIONS, TOKENS_A_QUESTION = 48, 3, 60
 THINKING = 15  # per cent of the rows
 # Means of the tokens that a line takes and that a question with its answer takes; they only have to be near.
@@ -144,11 +145,14 @@ def sample(length: int, rng: random.Random, tokenizer: Tokenizer) -> Row:
 class Batches(IterableDataset[tuple[Tensor, Tensor]]):
     """An endless stream for ``DataLoader(..., num_workers=N, batch_size=None)``: ids int32 [rows, length], padded on
     the right, and weights uint8 [rows, length]. Of N workers each makes every N-th batch from ``first`` on, so the
-    loader, which takes them in turn, yields batch first, first + 1, … whatever N is.
+    loader, which takes them in turn, yields batch first, first + 1, … whatever N is. Raises ValueError for rows too
+    short to hold a document.
     """
 
     def __init__(self, length: int, rows: int, seed: int, first: int = 0):
         super().__init__()
+        if length < LEAST_LENGTH:
+            raise ValueError(f"rows need at least {LEAST_LENGTH} tokens for a document and a question, got {length}")
         self.length = length
         self.rows = rows
         self.seed = seed

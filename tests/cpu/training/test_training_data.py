@@ -160,6 +160,13 @@ def test_rows_are_nearly_full_and_whole(server: ServerTokenizer, length: int) ->
     assert 0 < len(thinking) < 20
 
 
+def test_the_shortest_rows_hold_a_question_and_shorter_ones_are_refused() -> None:
+    ids, weights = Batches(data.LEAST_LENGTH, 30, seed=1).batch(0)
+    assert (weights == ANSWER).any(1).all() and (ids[:, 0] == tokenizer.BOS).all()
+    with pytest.raises(ValueError, match=f"at least {data.LEAST_LENGTH} tokens"):
+        Batches(data.LEAST_LENGTH - 1, 1, seed=1)
+
+
 def test_the_stream_is_the_same_whatever_the_number_of_workers() -> None:
     def first(workers: int, start: int = 0) -> list[tuple[torch.Tensor, torch.Tensor]]:
         stream = Batches(512, 2, seed=11, first=start)
