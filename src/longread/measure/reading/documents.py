@@ -60,10 +60,12 @@ class Document:
 
 @dataclass(slots=True)
 class _Slot:
-    """A line before its text: ``style`` is heading, filler or fact; ``reference`` as the line prints it."""
+    """A line in the making: ``style`` is heading, filler or fact; ``reference`` as the line prints it."""
 
     style: str
     reference: str
+    head: str = ""
+    text: str = ""
 
 
 def write(
@@ -84,18 +86,18 @@ def write(
     tongue = TONGUES[language]
     grammar = tongue.domains[domain]
     slots = _layout(rng, lines - 2, domain, len(grammar.headings) > 0)
-    places = [index for index, slot in enumerate(slots) if slot.style == "fact"]
-    entities, attributes = _cast(rng, tongue, grammar, lines, len(places))
+    facts = sum(slot.style == "fact" for slot in slots)
+    entities, attributes = _cast(rng, tongue, grammar, lines, facts)
     texts = _title(rng, tongue, grammar, slots[domain == "statute"].reference)
-    bodies = [""] * len(slots)
-    records = _state_facts(rng, tongue, grammar, domain, slots, places, entities, attributes, bodies)
     for index, slot in enumerate(slots):
+        slot.head = _head(grammar, slot.reference, index, len(slots))
+    records = _state_facts(rng, tongue, grammar, slots, entities, attributes)
+    for slot in slots:
         if slot.style == "heading":
-            bodies[index] = rng.choice(grammar.headings).format(n=slot.reference)
+            slot.text = rng.choice(grammar.headings).format(n=slot.reference)
         elif slot.style == "filler":
-            head = _head(grammar, slot.reference, index, len(slots))
-            bodies[index] = rng.choice(grammar.fillers).format(h=head, e=rng.choice(entities))
-    texts += bodies
+            slot.text = rng.choice(grammar.fillers).format(h=slot.head, e=rng.choice(entities))
+    texts += [slot.text for slot in slots]
     if not spaced and language == "zh":
         texts = [text.replace(MARK, "") for text in texts]
     return Document(
@@ -103,7 +105,7 @@ def write(
         language=language,
         domain=domain,
         lines=tuple([Line(text) for text in texts]),
-        facts=len(places),
+        facts=facts,
         stated=Facts(tongue, grammar, tuple(records), tuple(entities), spaced),
     )
 
@@ -182,58 +184,62 @@ def _state_facts(
     rng: Random,
     tongue: Tongue,
     grammar: Grammar,
-    domain: str,
     slots: Sequence[_Slot],
-    places: Sequence[int],
     entities: Sequence[str],
     attributes: Sequence[Attribute],
-    bodies: list[str],
 ) -> list[Record]:
-    """Fill ``bodies`` at ``places`` and return what they say; a record's lines count the title's two."""
+    """Give every fact slot its text and return what they say; a record's lines count the title's two."""
+    places = [index for index, slot in enumerate(slots) if slot.style == "fact"]
     keys = list(range(len(entities) * len(attributes)))
     rng.shuffle(keys)
     lists = list(range(len(entities) * len(grammar.lists)))
     rng.shuffle(lists)
-    prose = domain in ("contract", "statute")
     records = []
     for kind, members in _groups(rng, len(places)):
-        if kind == "list":
-            entity, number = divmod(lists.pop(), len(grammar.lists))
-            attribute = grammar.lists[number]
-        else:
-            entity, number = divmod(keys.pop(), len(attributes))
-            attribute = attributes[number]
-        values: list[str] = []
-        for turn, member in enumerate(members):
-            place = places[member]
-            template = _template(rng, grammar, kind, turn)
-            value, shown = _value(rng, tongue, attribute.kind, values)
-            if prose and attribute.kind == "date":
-                shown = tongue.yearly.format(v=shown)
-            elif grammar.quoted and attribute.kind in ("code", "person", "place"):
-                shown = f'"{shown}"'
-            before = slots[places[members[turn - 1]]].reference if turn else ""
-            bodies[place] = template.format(
-                h=_head(grammar, slots[place].reference, place, len(slots)),
-                e=entities[entity],
-                a=attribute.name,
-                v=shown,
-                n=turn,
-                b=grammar.cite.format(r=before),
-                o=before,
-            )
-            values.append(value)
-        records.append(
-            Record(
-                kind=kind,
-                entity=entities[entity],
-                attribute=attribute,
-                values=tuple(values),
-                references=tuple([slots[places[member]].reference for member in members]),
-                lines=tuple([places[member] + 2 for member in members]),
-            )
-        )
+        pool, choice = (lists, grammar.lists) if kind == "list" else (keys, attributes)
+        entity, number = divmod(pool.pop(), len(choice))
+        chosen = [slots[places[member]] for member in members]
+        values = _state(rng, tongue, grammar, kind, entities[entity], choice[number], chosen)
+        references = tuple([slot.reference for slot in chosen])
+        lines = tuple([places[member] + 2 for member in members])
+        records.append(Record(kind, entities[entity], choice[number], values, references, lines))
     return records
+
+
+def _state(
+    rng: Random,
+    tongue: Tongue,
+    grammar: Grammar,
+    kind: str,
+    entity: str,
+    attribute: Attribute,
+    slots: Sequence[_Slot],
+) -> tuple[str, ...]:
+    """Write one key's lines into its slots; the values they state."""
+    values: list[str] = []
+    before = ""
+    for turn, slot in enumerate(slots):
+        template = _template(rng, grammar, kind, turn)
+        value = _value(rng, tongue, attribute.kind, values)
+        slot.text = template.format(
+            h=slot.head,
+            e=entity,
+            a=attribute.name,
+            v=_shown(tongue, grammar, attribute.kind, value),
+            n=turn,
+            b=grammar.cite.format(r=before),
+            o=before,
+        )
+        values.append(value)
+        before = slot.reference
+    return tuple(values)
+
+
+def _shown(tongue: Tongue, grammar: Grammar, kind: str, value: str) -> str:
+    """A value as its line shows it: dates recur in the domains with headings, words are quoted among identifiers."""
+    if kind == "date" and grammar.headings:
+        return tongue.yearly.format(v=value)
+    return f'"{value}"' if grammar.quoted and kind in ("code", "person", "place") else value
 
 
 def _template(rng: Random, grammar: Grammar, kind: str, turn: int) -> str:
@@ -269,8 +275,8 @@ def _groups(rng: Random, facts: int) -> list[tuple[str, list[int]]]:
     return groups + [("single", [place]) for place in range(facts) if free[place]]
 
 
-def _value(rng: Random, tongue: Tongue, kind: str, taken: Sequence[str]) -> tuple[str, str]:
-    """A value that the key has not had yet, twice: as answered and as shown (the same but for the caller's dress)."""
+def _value(rng: Random, tongue: Tongue, kind: str, taken: Sequence[str]) -> str:
+    """A value that the key has not had yet, as answers give it."""
     while True:
         x: object
         y: object = ""
@@ -292,4 +298,4 @@ def _value(rng: Random, tongue: Tongue, kind: str, taken: Sequence[str]) -> tupl
             x = 2 + rng.randrange(998 if kind == "persons" else 198)
         value = tongue.values[kind].format(x=x, y=y)
         if value not in taken:
-            return value, value
+            return value
