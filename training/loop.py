@@ -112,17 +112,19 @@ class Log:
         self._figures: list[Tensor] = []
         self._since = time.monotonic()
         self._waited = 0.0
+        self._tokens = 0
 
     def write(self, record: dict[str, object]) -> None:
         with self._path.open("a") as file:
             file.write(json.dumps(record) + "\n")
 
-    def add(self, step: int, length: int, figures: Tensor, waited: float) -> None:
+    def add(self, step: int, length: int, tokens: int, figures: Tensor, waited: float) -> None:
         self._steps.append((step, length))
         self._figures.append(figures)
         self._waited += waited
+        self._tokens += tokens
 
-    def flush(self, common: dict[str, object], tokens_a_step: int) -> None:
+    def flush(self, common: dict[str, object]) -> None:
         """Write one line per row length since the last flush.
 
         Raises FloatingPointError, naming the step, where a loss was not finite.
@@ -138,7 +140,7 @@ class Log:
                     "unharmed: resume from it with lower rates"
                 )
         now = time.monotonic()
-        speed = len(self._steps) * tokens_a_step / (now - self._since)
+        speed = self._tokens / (now - self._since)
         for length in sorted({length for _, length in self._steps}):
             rows = figures[[own == length for _, own in self._steps]]
             mean = dict(zip(FIGURES, rows.mean(0).tolist(), strict=True))
@@ -150,7 +152,7 @@ class Log:
                 | {"exact": round(exact / max(answers, 1), 4), "answers": int(answers)}
                 | {"tokens_s": round(speed), "waited": round(self._waited / max(now - self._since, 1e-9), 3)}
             )
-        self._steps, self._figures, self._since, self._waited = [], [], now, 0.0
+        self._steps, self._figures, self._since, self._waited, self._tokens = [], [], now, 0.0, 0
 
 
 class Run:
@@ -245,7 +247,7 @@ class Run:
         self.progress.step += 1
         self.progress.tokens += batch.ids.numel()
         self._keep_pace()
-        self.log.add(self.progress.step, length, figures, waited)
+        self.log.add(self.progress.step, length, batch.ids.numel(), figures, waited)
         if self.progress.step % LOG_STEPS == 0:
             self._flush(factor)
         if time.monotonic() - self._saved > SAVE_SECONDS:
@@ -273,7 +275,7 @@ class Run:
             common["lr"] = round(self.options.lr_muon * factor, 6)
         if self.device.type == "cuda":
             common["peak_gb"] = round(torch.cuda.max_memory_allocated() / 1e9, 2)
-        self.log.flush(common, self.options.tokens_per_step)
+        self.log.flush(common)
 
     def _save(self) -> None:
         """Write everything, after making sure that it is worth keeping."""
@@ -349,8 +351,9 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
 
     def move(value: Any) -> Any:
         if isinstance(value, Tensor):
-            moved = value.to(device, non_blocking=True)
-            return moved.long() if moved.dtype == torch.int32 else moved
+            there = value.to(device, non_blocking=True)
+            return there.long() if there.dtype == torch.int32 else there
         return type(value)(*(move(part) for part in value))
 
-    return move(batch)
+    moved: Batch = move(batch)
+    return moved
