@@ -21,9 +21,10 @@ from longread.wire.encoding import encoding_for
 from longread.wire.tokenizer import Tokenizer
 
 MIN_CHARACTERS = 2000  # a page of the cache or two: less leaves nothing to reuse, and nothing to show
-MIN_TOKENS = 512  # of a written contract, for the same reason
+MIN_TOKENS = 2048  # of a written contract: enough lines for a question of each kind
 MARKUP_TOKENS = 64  # chat markup around a turn, amply
 KINDS = ("single", "absent", "multi-key")  # of the three questions about a contract
+OFFERED = 24  # questions that the three are taken from: together, since one call asks about no key twice
 QUESTIONS = {  # about a text of the user's
     "en": ("Which amount is to be paid?", "On which date does it end?", "Who signs it?"),
     "zh": ("应付金额是多少？", "何时终止？", "由谁签署？"),
@@ -144,7 +145,12 @@ def contract(reader: Reader, tokens: int, language: str, seed: int) -> Exam:
             f"{reader.spec.max_position:,}"
         )
     document = _contract_of(reader, tokens, language, seed)
-    questions = [question for kind in KINDS for question in document.questions(1, seed, kinds=(kind,))]
+    offered = {q.kind: q for q in reversed(document.questions(OFFERED, seed, kinds=KINDS))}  # of each kind the first
+    if len(offered) < len(KINDS):
+        raise ConfigError(
+            f"the contract of seed {seed} has not all kinds of questions; take another seed or more tokens"
+        )
+    questions = [offered[kind] for kind in KINDS]
     inquiries = tuple(Inquiry(q.text, q.answer, thinking=q is questions[-1]) for q in questions)
     lines, facts = len(document.lines), document.facts
     return Exam(f"a contract of {lines:,} lines with {facts:,} similar facts, seed {seed}", document.text, inquiries)

@@ -1,4 +1,4 @@
-"""``longread demo`` as a user runs it: a process of its own, one small file, both tiny checkpoints, one table."""
+"""``longread demo`` as a user runs it: a process of its own, tiny checkpoints, answers beside what was expected."""
 
 import os
 import re
@@ -11,30 +11,47 @@ from pathlib import Path
 import psutil
 import pytest
 
+from longread.weights.fixture import write_fixture
+
+NOTE = "The lessor pays for the roof. The lessee pays for the floor.\n"
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Untrained checkpoints of both architectures, as arguments."""
+    paths = [tmp_path_factory.mktemp("tiny") / kind for kind in ("v3", "v4-flash")]
+    for path in paths:
+        write_fixture(path, path.name)
+    return [word for path in paths for word in ("--checkpoint", str(path))]
+
 
 def demo(folder: Path, *argv: str) -> "subprocess.CompletedProcess[str]":
     # Wide, so that no cell is folded; the command line itself needs no torch settings.
-    environment = os.environ | {"COLUMNS": "160", "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"COLUMNS": "300", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "longread.cli.main", "demo", *argv]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240)
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=280)
 
 
 def cells(said: str, label: str) -> list[str]:
-    """The two models' cells of one row of the table."""
+    """The models' cells of one row of the table."""
     line = next(line for line in said.splitlines() if re.match(rf"│ {re.escape(label)}\s*│", line))
     return [cell.strip() for cell in line.strip("│").split("│")[1:]]
 
 
-def test_one_small_file_is_asked_twice_of_both_models(tmp_path: Path) -> None:
-    # Two pages and more, so that the second question finds something in the cache.
-    (tmp_path / "note.md").write_text("The lessor pays for the roof. The lessee pays for the floor.\n" * 60)
-    done = demo(tmp_path, "--max-tokens", "4")
+def test_a_contract_is_asked_about_cold_and_warm(tmp_path: Path, tiny: list[str]) -> None:
+    done = demo(tmp_path, *tiny, "--tokens", "2048", "--max-tokens", "4", "--seed", "3")
     assert done.returncode == 0, done.stdout + done.stderr
     said = done.stdout
-    assert "random weights" in said and re.search(r"┃\s+v3 ┃\s+v4-flash ┃", said)
+    assert said.count("seed 3") == 2 and re.search(r"┃\s+v3 ┃\s+v4-flash ┃", said)
+    # Noise is told as wrong, and is no failure. Both models are asked the same of the same contract.
+    assert said.count("WRONG") >= 6 and "  right" not in said and cells(said, "right answers") == ["0 of 3"] * 2
+    questions = re.findall(r"^[123]\. (.*)$", said, re.M)
+    assert len(questions) == 6 and questions[:3] == questions[3:]
+    assert [question.endswith("(thinking)") for question in questions[:3]] == [False, False, True]
+    assert re.search(r"expected  .+ \(clause \d+\.\d+\)", said) and said.count("expected  Not in the document.") == 2
     for prompt, cached in zip(cells(said, "prompt tokens"), cells(said, "cached tokens"), strict=True):
         reused, whole = (int(text.replace(",", "")) for text in (cached, prompt))
-        assert 256 <= reused < whole
+        assert 1024 <= reused < whole and 1950 <= whole <= 2200
     for label, unit in (
         ("cold TTFT", " s"),
         ("warm TTFT, another question", " ms"),
@@ -48,28 +65,48 @@ def test_one_small_file_is_asked_twice_of_both_models(tmp_path: Path) -> None:
         assert all(float(cell.removesuffix(unit).replace(",", "")) > 0 for cell in figures), (label, figures)
 
 
+def test_a_file_is_asked_the_users_question_and_nothing_is_judged(tmp_path: Path, tiny: list[str]) -> None:
+    (tmp_path / "note.md").write_text(NOTE * 60)
+    done = demo(tmp_path, "note.md", *tiny[:2], "--question", "Who pays for the [roof]?", "--max-tokens", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "note.md: " in done.stdout and "1. Who pays for the [roof]?\n" in done.stdout
+    assert "expected" not in done.stdout and "WRONG" not in done.stdout
+    assert cells(done.stdout, "right answers") == ["not known"]
+    assert int(cells(done.stdout, "cached tokens")[0].replace(",", "")) >= 256
+
+
 @pytest.mark.parametrize("content", [None, b"\x80\x81\xff\x00binary"], ids=["missing", "binary"])
-def test_a_file_that_cannot_be_read_is_one_line(content: bytes | None, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_one_line(content: bytes | None, tmp_path: Path, tiny: list[str]) -> None:
     if content is not None:
         (tmp_path / "contract.bin").write_bytes(content)
-    done = demo(tmp_path, "contract.bin")
+    done = demo(tmp_path, "contract.bin", *tiny)
     assert done.returncode == 2 and done.stdout == ""
     lines = done.stderr.strip().splitlines()
     assert len(lines) == 1, done.stderr
     assert lines[0].startswith("longread: ") and "contract.bin" in lines[0] and "name a UTF-8 text file" in lines[0]
 
 
-def test_a_text_too_short_to_reuse_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["empty.md"], "the text has 12 characters; the demo needs 2000"),
+        (["empty.md", "--seed", "1"], "--tokens and --seed are about a written contract"),
+        (["--question", "Why?"], "name its FILE"),
+        (["--tokens", "100"], "100 tokens: v3 can be shown with 2,048 to 163,840"),
+        (["--language", "de"], "choose from"),
+        (["--checkpoint", "reeder-v3"], "did you mean reader-v3?"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused(argv: list[str], says: str, tmp_path: Path, tiny: list[str]) -> None:
     (tmp_path / "empty.md").write_text("")
-    done = demo(tmp_path, "empty.md")
-    assert done.returncode == 2 and done.stdout == ""
-    assert re.fullmatch(r"longread: .*the text has 12 characters; the demo needs 2000.*\n", done.stderr)
+    done = demo(tmp_path, *argv, *tiny)
+    assert done.returncode == 2 and done.stdout == "", done.stdout
+    assert says in done.stderr and done.stderr.count("\n") == 1
 
 
-def test_ended_from_outside_it_takes_its_server_and_folder_along(tmp_path: Path) -> None:
-    (tmp_path / "long.md").write_text("The lessor pays for the roof. The lessee pays for the floor.\n" * 600)
+def test_ended_from_outside_it_takes_its_server_along(tmp_path: Path, tiny: list[str]) -> None:
     environment = os.environ | {"TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "longread.cli.main", "demo", "long.md", "--max-tokens", "100000"]
+    command = [sys.executable, "-m", "longread.cli.main", "demo", *tiny]
     process = subprocess.Popen(
         command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
@@ -82,9 +119,3 @@ def test_ended_from_outside_it_takes_its_server_and_folder_along(tmp_path: Path)
     process.terminate()
     assert process.wait(60) == 128 + signal.SIGTERM
     assert not any(server.is_running() for server in servers)
-    assert not list(tmp_path.glob("longread-demo-*"))
-
-
-def test_a_folder_without_a_text_is_one_line(tmp_path: Path) -> None:
-    done = demo(tmp_path)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "name a text file" in done.stderr

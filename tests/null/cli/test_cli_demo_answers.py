@@ -1,0 +1,53 @@
+"""What the demo asks, in which order, and how an answer is judged and shown."""
+
+from pathlib import Path
+
+import pytest
+
+from longread.measure import demo
+from longread.measure.demo import Inquiry, Pair, Row, own_text, rounds, told
+from longread.measure.served import Asked
+
+
+def asked(answer: str, thought: str = "", ttft: float = 2.0) -> Asked:
+    return Asked(answer, thought, ttft, 0.5, 11, 4096, 3840)
+
+
+def lines(pair: Pair) -> str:
+    return "\n".join(line.plain for line in told(pair))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_each_question_is_asked_once_cold_and_once_warm_behind_another(count: int) -> None:
+    inquiries = [Inquiry(str(i), None, False) for i in range(count)]
+    order = list(rounds(inquiries))
+    assert {first for first, _ in order} >= set(inquiries)
+    assert sorted(second.question for _, second in order if second is not None) == [str(i) for i in range(count)]
+    assert all(first != second for first, second in order)
+
+
+def test_an_answer_is_right_only_when_it_is_exactly_that_both_times() -> None:
+    inquiry = Inquiry("How much?", "48,213 EUR (clause 7.3)", False)
+    right = Pair(inquiry, asked("48,213 EUR (clause 7.3)"), asked("48,213 EUR (clause 7.3)\n", ttft=0.05))
+    assert right.right and lines(right).count("  right") == 2 and "cold 2.00 s, warm 50 ms" in lines(right)
+    wrong = Pair(inquiry, asked("48,213 EUR (clause 7.3)"), asked("48,213 EUR"))
+    assert not wrong.right and lines(wrong).count("WRONG") == 1 and "the first answer is the cold one" in lines(wrong)
+    assert next(iter(demo.table([Row("x", (right, wrong), None, 2**20)]).columns[1].cells)) == "1 of 2"
+
+
+def test_noise_is_shown_on_one_line_and_without_an_expectation_nothing_is_judged() -> None:
+    pair = Pair(Inquiry("Who?", None, True), asked("a\nb\x1b[31m" * 300), asked("a\nb\x1b[31m" * 300, "It is\n"))
+    said = lines(pair)
+    assert "\x1b" not in said and "WRONG" not in said and "expected" not in said and r"thought   'It is\n'" in said
+    assert max(map(len, said.splitlines())) < 500
+
+
+def test_questions_about_files(tmp_path: Path) -> None:
+    file = tmp_path / "a.txt"
+    file.write_text("Some text. " * 300, encoding="utf-8")
+    exam = own_text([file, file], [], "zh")
+    assert exam.title == "a.txt, a.txt" and [q.question for q in exam.inquiries] == list(demo.QUESTIONS["zh"])
+    assert [q.thinking for q in exam.inquiries] == [False, False, True]
+    assert exam.turn(exam.inquiries[0]).endswith("Some text. \n应付金额是多少？")
+    exam = own_text([file], ["Why?", "Why?"], "en")
+    assert [(q.question, q.thinking) for q in exam.inquiries] == [("Why?", False)]
