@@ -40,7 +40,8 @@ def card(result: dict) -> str:
 
 
 def _heading(result: dict) -> str:
-    details = [result["method"], f"{result['turns']} questions a document at most", str(result["device"])]
+    turns = "one question a conversation" if result["turns"] == 1 else f"up to {result['turns']} questions in turn"
+    details = [result["method"], turns, str(result["device"])]
     if result["selection"]:
         details.append(f"selection {result['selection']}")
     details.append("quantised" if result["quantised"] else "not quantised")
