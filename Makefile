@@ -1,7 +1,7 @@
 # Every target sets up .venv by itself; `make demo` and `make test` work on a fresh clone.
 PYTHON ?= python3
 BIN := .venv/bin
-SOURCES := src tests scripts benchmarks models
+SOURCES := src tests scripts benchmarks models training
 CHECKPOINT ?= reader-v4
 
 .PHONY: demo serve test check format bench clean

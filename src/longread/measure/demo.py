@@ -144,7 +144,7 @@ def contract(reader: Reader, tokens: int, language: str, seed: int) -> Exam:
             f"a contract of {tokens:,} tokens: {reader.path.name} can be shown with {MIN_TOKENS:,} to "
             f"{reader.spec.max_position:,}"
         )
-    document = _contract_of(reader, tokens, language, seed)
+    document = document_of(reader, tokens, language, seed)
     offered = {q.kind: q for q in reversed(document.questions(OFFERED, seed, kinds=KINDS))}  # of each kind the first
     if len(offered) < len(KINDS):
         raise ConfigError(
@@ -156,8 +156,10 @@ def contract(reader: Reader, tokens: int, language: str, seed: int) -> Exam:
     return Exam(f"a contract of {lines:,} lines with {facts:,} similar facts, seed {seed}", document.text, inquiries)
 
 
-def _contract_of(reader: Reader, tokens: int, language: str, seed: int) -> Document:
-    """Tokens a line vary little, so a guess corrected a few times lands within a per cent or a line or two."""
+def document_of(reader: Reader, tokens: int, language: str, seed: int) -> Document:
+    """A contract of about ``tokens`` tokens of this reader's: they vary little from line to line, so a guess corrected a
+    few times lands within a few lines.
+    """
     lines = 32
     for _ in range(5):
         document = write(seed, lines, language, "contract")
