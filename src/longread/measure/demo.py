@@ -157,8 +157,8 @@ def contract(reader: Reader, tokens: int, language: str, seed: int) -> Exam:
 
 
 def document_of(reader: Reader, tokens: int, language: str, seed: int) -> Document:
-    """A contract of about ``tokens`` tokens of this reader's: they vary little from line to line, so a guess corrected a
-    few times lands within a few lines.
+    """A contract of about ``tokens`` tokens of this reader's: they vary little from line to line, so a guess corrected
+    a few times lands within a few lines.
     """
     lines = 32
     for _ in range(5):
