@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
-from training import ask, card, data, evaluate, exam, export
+from training import ask, card, data, evaluate, exam, export, rows
 from training.cells import Asked, share, tables
 from training.configs import CONFIGS
 from training.saved import Progress, save_weights
@@ -81,8 +81,8 @@ def test_an_oracle_is_always_right() -> None:
 
 @pytest.mark.parametrize("thinking", [False, True])
 def test_one_wrong_token_makes_its_answer_wrong_and_no_other(thinking: bool) -> None:
-    made = evaluate.Exam(1024, 2, 4, thinking)
-    batch = evaluate.collate([made[0], made[1]], 1024, 3)
+    made = rows.Exam(1024, 2, 4, thinking)
+    batch = rows.collate([made[0], made[1]], 1024, 3)
     assert len(batch.asked) == 8
     first, second = made[0].targets, made[1].targets
     wrong = {(0, first[1][0]), (0, first[2][-1]), (1, second[3][2])}  # first token, end of turn, inside
@@ -95,8 +95,8 @@ def test_one_wrong_token_makes_its_answer_wrong_and_no_other(thinking: bool) -> 
 
 
 def test_workers_make_the_same_rows() -> None:
-    made = evaluate.Exam(1024, 6, 4, False)
-    alone, together = (list(evaluate.batches(made, workers)) for workers in (0, 2))
+    made = rows.Exam(1024, 6, 4, False)
+    alone, together = (list(rows.batches(made, workers)) for workers in (0, 2))
     assert [batch.ids.tolist() for batch in alone] == [batch.ids.tolist() for batch in together]
     assert [batch.asked for batch in alone] == [batch.asked for batch in together]
 
@@ -105,9 +105,9 @@ def test_evaluate_counts_exactly() -> None:
     """An oracle that never ends an answer behind an odd token, against a count made from the rows one by one."""
     wanted = settings(questions=40)
     result = evaluate.evaluate(Oracle(lambda ids: (ids == EOS) & (ids.roll(1, 1) % 2 == 1)), wanted, CPU)
-    rows = [made[i] for made in wanted.exams() for i in range(len(made))]
+    papers = [made[i] for made in wanted.exams() for i in range(len(made))]
     ends = [
-        (asked, row.ids[t[-1] - 1] % 2 == 0) for row in rows for asked, t in zip(row.asked, row.targets, strict=True)
+        (asked, row.ids[t[-1] - 1] % 2 == 0) for row in papers for asked, t in zip(row.asked, row.targets, strict=True)
     ]
     assert result["tables"] == tables(ends)
     assert 0 < sum(right for _, right in ends) < len(ends)
@@ -115,7 +115,7 @@ def test_evaluate_counts_exactly() -> None:
 
 def test_rows_say_what_they_hold() -> None:
     tokenizer = load()
-    row = evaluate.Exam(2048, 2, 8, True, values=True)[1]
+    row = rows.Exam(2048, 2, 8, True, values=True)[1]
     assert len(row.ids) <= 2048
     assert PAD not in row.ids
     paper = exam.paper(tokenizer, 2048, 1, 8)
@@ -162,9 +162,9 @@ def test_a_twin_diverges_from_another_where_it_speaks_otherwise() -> None:
     wanted = settings(questions=8)
     same = evaluate.compare(Oracle(never), Oracle(never), wanted, CPU)
     assert [(cell["kl_mean"], cell["flips"]) for cell in same] == [(0.0, 0.0)] * 2
-    rows = [made[i] for made in wanted.exams() for i in range(len(made))]
+    papers = [made[i] for made in wanted.exams() for i in range(len(made))]
     other = evaluate.compare(Oracle(never), Oracle(lambda ids: ids == EOS), wanted, CPU)
-    answers = sum(len(targets) for row in rows for targets in row.targets)
+    answers = sum(len(targets) for row in papers for targets in row.targets)
     assert other[0]["count"] == answers
     assert other[0]["flips"] == pytest.approx(8 / answers)
     assert other[1]["flips"] == 0
