@@ -160,7 +160,7 @@ def batches(exam: Exam, workers: int) -> Iterator[Batch]:
     loader: DataLoader[Row] = DataLoader(
         exam, exam.rows, num_workers=workers, collate_fn=together, multiprocessing_context=context if workers else None
     )
-    yield from loader  # type: ignore[misc]
+    yield from loader
 
 
 @dataclass(frozen=True, slots=True)
