@@ -23,7 +23,8 @@ from training.tokenizer import BOS, EOS, PAD, load
 IGNORED, ANSWER, DOCUMENT = 0, 1, 2  # weights[i] is about predicting ids[i]
 FIRST_SEED = 1 << 40  # documents of training have seeds from here on; evaluation takes smaller ones
 LEAST_LENGTH = 160
-MAX_QUESTIONS, MIN_QUESTIONS, TOKENS_A_QUESTION = 48, 3, 60
+MIN_QUESTIONS, TOKENS_A_QUESTION = 3, 48
+MAX_QUESTIONS, MANY_QUESTIONS, LONG = 48, 96, 16384  # long rows ask more, so that they teach more than reading
 THINKING = 15  # per cent of the rows
 # Means of the tokens that a line takes and that a question with its answer takes; they only have to be near.
 LINE = {
@@ -127,7 +128,8 @@ def sample(length: int, rng: random.Random, tokenizer: Tokenizer) -> Row:
     domain = rng.choice(DOMAINS)
     thinking = rng.randrange(100) < THINKING
     keep = rng.randrange(3) > 0
-    wanted = min(MAX_QUESTIONS, max(MIN_QUESTIONS, length // TOKENS_A_QUESTION))
+    most = MANY_QUESTIONS if length >= LONG else MAX_QUESTIONS
+    wanted = min(most, max(MIN_QUESTIONS, length // TOKENS_A_QUESTION))
     least = max(MIN_QUESTIONS, wanted * 2 // 3)
     lines = max(4, int((length - 2 - wanted * TURN) / LINE[language][domain]))
     while True:

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from training.feed import Batch, Feed, Source
+from training.feed import Batch, Feed, Source, Targets
+from training.graphs import Stepper
 from training.muon import Muon
 from training.objective import FIGURES, Reader, objective
 from training.options import Options
@@ -42,7 +43,7 @@ class Twin(Reader, Protocol):
     fake_quant: bool
     eager: bool
 
-    def update_router_bias(self, rate: float) -> None: ...
+    def update_router_bias(self, rate: float | Tensor) -> None: ...
     def native(self) -> dict[str, Tensor]: ...
     def groups(self) -> dict[str, list[nn.Parameter]]: ...
 
@@ -63,36 +64,55 @@ class Clock:
 
 
 class Optimisers:
-    """Muon for the matrices, AdamW for everything else, with the schedule's factor on all rates."""
+    """Muon for the matrices, AdamW for everything else, with the schedule's factor on all rates.
+
+    Gradients and, on a GPU, rates are tensors that stay where they are: a captured step finds them there.
+    """
 
     def __init__(self, groups: dict[str, list[nn.Parameter]], options: Options) -> None:
-        self._rates = (options.lr_muon, options.lr_adam, options.lr_embed)
+        cuda = options.device.startswith("cuda")
+        self._base = (options.lr_muon, options.lr_adam, options.lr_embed, options.bias_rate)
+        self.rates = [torch.zeros((), device=options.device) if cuda else 0.0 for _ in self._base]
         self._clip = options.clip
         self._small = [*groups["adam"], *groups["embed"]]
+        self._grads = []
+        for parameter in (*groups["muon"], *self._small):
+            parameter.grad = torch.zeros_like(parameter)
+            self._grads.append(parameter.grad)
         self.muon = Muon(groups["muon"])
         self.adam = torch.optim.AdamW(
             [{"params": groups["adam"]}, {"params": groups["embed"]}],
             lr=options.lr_adam,
             betas=(0.9, 0.95),
             weight_decay=0.0,
-            fused=options.device.startswith("cuda"),
+            fused=cuda,
+            capturable=cuda,
         )
         self.steps = 0
 
-    def step(self, progress: float) -> float:
-        """Update all parameters, forget their gradients; returns the factor that the schedule gave the rates."""
+    def schedule(self, progress: float) -> float:
+        """Set the rates of the next step; returns the factor that the schedule gives them."""
         factor = rate_factor(progress, self.steps)
-        muon, adam, embed = (rate * factor for rate in self._rates)
-        with record_function("adam"):
-            nn.utils.clip_grad_norm_(self._small, self._clip)
-            self.adam.param_groups[0]["lr"], self.adam.param_groups[1]["lr"] = adam, embed
-            self.adam.step()
-            self.adam.zero_grad()
-        with record_function("muon"):
-            self.muon.step(muon)
-            self.muon.zero_grad()
+        for i, base in enumerate(self._base):
+            rate = self.rates[i]
+            if isinstance(rate, Tensor):
+                rate.fill_(base * factor)
+            else:
+                self.rates[i] = base * factor
+        self.adam.param_groups[0]["lr"], self.adam.param_groups[1]["lr"] = self.rates[1], self.rates[2]
         self.steps += 1
         return factor
+
+    def zero(self) -> None:
+        torch._foreach_zero_(self._grads)
+
+    def step(self) -> None:
+        """Update all parameters by their gradients."""
+        with record_function("adam"):
+            nn.utils.clip_grad_norm_(self._small, self._clip)
+            self.adam.step()
+        with record_function("muon"):
+            self.muon.step(self.rates[0])
 
     def state_dict(self) -> dict[str, Any]:
         return {"muon": self.muon.state_dict(), "adam": self.adam.state_dict(), "steps": self.steps}
@@ -183,11 +203,15 @@ class Run:
         self._first = self.progress.step
         self._saved = time.monotonic()
         self._done: list[torch.cuda.Event] = []
+        self._index_weight = 0.0
+        self._stepper = Stepper(self._update, self._no_graph) if options.graphs and self.device.type == "cuda" else None
         self._profiler: profile | None = None
 
     def __call__(self) -> str:
         """Train until the time or the plan is over, save, and return which of them it was."""
         self.log.write({"event": "start", "at_step": self.progress.step} | self._circumstances())
+        if self.device.type == "cuda":  # captures need another stream than the default one, from the first step on
+            torch.cuda.set_stream(torch.cuda.Stream())
         reason = "time"
         try:
             while (now := self._progress()) < 1.0:
@@ -224,6 +248,9 @@ class Run:
             self._save()
         self.feed.close(before=stage)
         self._stage = stage
+        if self._stepper is not None:
+            self._stepper.forget()
+        self._index_weight = self.stages[stage].index_weight
         self.twin.fake_quant = self.stages[stage].fake_quant
         if self.options.has_selection:
             self.twin.selection = "topk" if self.stages[stage].sparse else "dense"
@@ -236,14 +263,9 @@ class Run:
         batch = to_device(self.feed.take(self._stage, length), self.device)
         waited = time.monotonic() - before
         self._profile()
-        with record_function("forward"), torch.autocast("cuda", torch.bfloat16, enabled=self.device.type == "cuda"):
-            loss, figures = objective(
-                self.twin, batch, document_weight=self.options.document_weight, index_weight=stage.index_weight
-            )
-        with record_function("backward"):
-            loss.backward()
-        factor = self.optimisers.step(now)
-        self.twin.update_router_bias(self.options.bias_rate * factor)
+        factor = self.optimisers.schedule(now)
+        inputs = leaves(batch)
+        figures = self._update(inputs) if self._stepper is None else self._stepper((self._stage, length), inputs)
         self.progress.step += 1
         self.progress.tokens += batch.ids.numel()
         self._keep_pace()
@@ -252,6 +274,23 @@ class Run:
             self._flush(factor)
         if time.monotonic() - self._saved > SAVE_SECONDS:
             self._save()
+
+    def _update(self, inputs: Sequence[Tensor]) -> Tensor:
+        """Forward, backward, all updates; returns the figures. It is captured, so nothing here waits or decides."""
+        batch = from_leaves(inputs)
+        self.optimisers.zero()
+        with record_function("forward"), torch.autocast("cuda", torch.bfloat16, enabled=self.device.type == "cuda"):
+            loss, figures = objective(
+                self.twin, batch, document_weight=self.options.document_weight, index_weight=self._index_weight
+            )
+        with record_function("backward"):
+            loss.backward()
+        self.optimisers.step()
+        self.twin.update_router_bias(self.optimisers.rates[3])
+        return figures
+
+    def _no_graph(self, why: str) -> None:
+        self.log.write({"event": "no graph", "step": self.progress.step, "why": why[-600:]})
 
     def _keep_pace(self) -> None:
         """Wait for the step before the last, and for the first one, from whose end on the clock runs."""
@@ -357,3 +396,14 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
 
     moved: Batch = move(batch)
     return moved
+
+
+def leaves(batch: Batch) -> list[Tensor]:
+    """The tensors of a batch in order."""
+    return [batch.ids, *batch.answers, batch.spans, *batch.document, batch.queries]
+
+
+def from_leaves(tensors: Sequence[Tensor]) -> Batch:
+    """Inverse of ``leaves``."""
+    ids, *rest = tensors
+    return Batch(ids, Targets(*rest[:3]), rest[3], Targets(*rest[4:7]), rest[7])

@@ -50,22 +50,17 @@ class Muon:
         }
 
     @torch.no_grad()
-    def step(self, lr: float) -> None:
-        """One update of every parameter."""
+    def step(self, lr: float | Tensor) -> None:
+        """One update of every parameter; ``lr`` may be a tensor on the device."""
         for (out, inner), same in self._parameters.items():
             grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in same]
             flat = torch.cat([g.reshape(-1, out, inner) for g in grads])
             buffer = self._buffers[out, inner]
             buffer.lerp_(flat, 1 - self.momentum)
-            update = orthogonalise(flat.lerp_(buffer, self.momentum), self.steps)
+            update = orthogonalise(flat.lerp_(buffer, self.momentum), self.steps) * (lr * max(1.0, out / inner) ** 0.5)
             parts = update.split([p.numel() // (out * inner) for p in same])
             shaped = [part.reshape(p.shape) for part, p in zip(parts, same, strict=True)]
-            torch._foreach_add_(list(same), shaped, alpha=-lr * max(1.0, out / inner) ** 0.5)
-
-    def zero_grad(self) -> None:
-        for same in self._parameters.values():
-            for parameter in same:
-                parameter.grad = None
+            torch._foreach_sub_(list(same), shaped)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Momentum by "OUTxIN": float32 [matrices, out, in]."""

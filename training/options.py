@@ -21,8 +21,9 @@ class Options:
     seed: int = 0
     device: str = "cuda"
     compile: bool = False
+    graphs: bool = False
     workers: int = 14
-    tokens_per_step: int = 65536
+    tokens_per_step: int = 32768
     lr_muon: float = 0.02
     lr_adam: float = 0.003
     lr_embed: float = 0.003

@@ -26,6 +26,10 @@ _HELP = {
     "stages": "JSON file with other stages than the built-in ones",
     "profile": "record so many steps, from the eleventh on, into profile.txt",
 }
+_SWITCHES = {
+    "compile": "compile what the twin offers to compile",
+    "graphs": "capture each kind of step as a CUDA graph: small models are bound by launches otherwise",
+}
 _TYPES = {"state": Path, "stages": Path, "device": str, "planned_steps": int, "steps": int}
 
 
@@ -37,8 +41,8 @@ def parse(arguments: list[str] | None = None) -> Options:
         if option.name == "name":
             continue
         flag = "--" + option.name.replace("_", "-")
-        if option.name == "compile":
-            parser.add_argument(flag, action="store_true", help="compile what the twin offers to compile")
+        if option.name in _SWITCHES:
+            parser.add_argument(flag, action="store_true", help=_SWITCHES[option.name])
         elif option.name == "state":
             parser.add_argument(flag, type=Path, required=True, help=_HELP["state"])
         else:

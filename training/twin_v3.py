@@ -25,7 +25,7 @@ from training.layers import fake_bf16, fake_fp8, linear, masked_experts, mlp, rm
 
 LATENT_EPS = 1e-6  # of the two norms inside the attention, whatever config.json says
 PAD = 2  # the tokenizer's padding id: what fills the end of a row is no expert's load
-EMBED_STD, HEAD_GAIN = 0.5, 0.5
+EMBED_STD, SHARED_STD, HEAD_GAIN = 0.5, 0.25, 0.5
 
 
 class Attention(nn.Module):
@@ -86,9 +86,9 @@ class Routed(nn.Module):
         self.register_buffer("load", torch.zeros(moe.routed))
 
     @torch.no_grad()
-    def update_bias(self, rate: float) -> None:
+    def update_bias(self, rate: float | Tensor) -> None:
         """One step of ``rate`` towards equal load, then count anew."""
-        self.bias.add_((self.load.mean() - self.load).sign(), alpha=rate)
+        self.bias += rate * (self.load.mean() - self.load).sign()
         self.load.zero_()
 
 
@@ -125,7 +125,9 @@ class TwinV3(nn.Module):
         self.eager = not torch.cuda.is_available()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.embed = nn.Parameter(torch.randn(spec.vocab, spec.hidden) * EMBED_STD)
+            # The part that all tokens share stands in for the bias that attention by position alone needs.
+            shared = torch.randn(spec.hidden) * SHARED_STD
+            self.embed = nn.Parameter(torch.randn(spec.vocab, spec.hidden) * EMBED_STD + shared)
             self.head = _matrix(spec.vocab, spec.hidden, gain=HEAD_GAIN)
             q_rank = spec.mla.q_lora_rank
             self.layers = nn.ModuleList(Layer(spec, spec.mla, q_rank, i) for i in range(spec.layers))
@@ -165,7 +167,7 @@ class TwinV3(nn.Module):
     def set_index_queries(self, where: Tensor | None) -> None:
         """V3 has no indexer: nothing is kept."""
 
-    def update_router_bias(self, rate: float) -> None:
+    def update_router_bias(self, rate: float | Tensor) -> None:
         """After an optimiser step: overloaded experts become less likely, underloaded ones more (noaux_tc)."""
         for routed in self._routed():
             routed.update_bias(rate)

@@ -134,7 +134,7 @@ class TwinV4(nn.Module):
         return total / (weight + 1e-6)
 
     @torch.no_grad()
-    def update_router_bias(self, rate: float) -> None:
+    def update_router_bias(self, rate: float | Tensor) -> None:
         """noaux_tc: experts that got less than the mean load since the last call become likelier, by ``rate``."""
         for layer in range(self.spec.moe.hash_layers, self.spec.layers):
             bias = self._value(f"layers.{layer}.ffn.gate.bias")
@@ -438,7 +438,8 @@ def _initial(name: str, shape: tuple[int, ...], generator: torch.Generator, spec
     noise = torch.randn(shape, generator=generator)
     rules: tuple[tuple[str, Callable[[], Tensor]], ...] = (
         ("tid2eid", lambda: torch.rand(shape[0], spec.moe.routed, generator=generator).argsort(1)[:, : shape[1]]),
-        ("embed.weight", lambda: 0.5 * noise),
+        # A part that all tokens share stands in for the bias that attention by position alone needs.
+        ("embed.weight", lambda: 0.5 * noise + 0.25 * torch.randn(shape[-1], generator=generator)),
         ("head.weight", lambda: 0.3 * noise * shape[-1] ** -0.5),
         ("norm.weight", lambda: torch.ones(shape)),
         ("gate.bias", lambda: torch.zeros(shape)),
