@@ -30,7 +30,7 @@ QUESTIONS = {  # about a text of the user's
     "zh": ("应付金额是多少？", "何时终止？", "由谁签署？"),
 }
 FIRST_WORDS = "Hello"  # asked of each fresh server, so that what a process does only once counts nowhere
-QUOTED = 400  # characters of an answer on the screen
+QUOTED = 200  # characters of an answer on the screen
 
 
 @dataclass(frozen=True, slots=True)
