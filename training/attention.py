@@ -14,6 +14,7 @@ from torch.nn import functional
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 BLOCK = 128
+EAGER_BLOCK = 512
 
 
 def eager(
@@ -21,18 +22,28 @@ def eager(
 ) -> tuple[Tensor, Tensor]:
     """q [B, H, T, d]; keys [B, T + C, d], key and value in one, shared by the heads; chosen bool [B, T, C].
 
-    Returns (out [B, H, T, d], natural log of the sum of exponentials [B, H, T]).
+    Returns (out [B, H, T, d], natural log of the sum of exponentials [B, H, T]). Queries go in blocks, each with the
+    keys that any of them may see: a long row fits on a CPU.
     """
-    length, count = q.shape[2], keys.shape[1] - q.shape[2]
-    at = torch.arange(length, device=q.device)
-    distance = at[:, None] - at
-    seen = ((distance >= 0) & (distance < window)).expand(q.shape[0], -1, -1)
-    if count:
-        entries = (torch.arange(count, device=q.device) < ((at + 1) // ratio)[:, None]).expand(q.shape[0], -1, -1)
-        seen = torch.cat((seen, entries if chosen is None else entries & chosen), -1)
-    scores = (q @ keys[:, None].transpose(-1, -2)).float() * scale
-    scores = scores.masked_fill(~seen[:, None], float("-inf"))
-    return scores.softmax(-1).to(keys.dtype) @ keys[:, None], scores.logsumexp(-1)
+    length = q.shape[2]
+    parts = []
+    for begin in range(0, length, EAGER_BLOCK):
+        at = torch.arange(begin, min(begin + EAGER_BLOCK, length), device=q.device)
+        low, end = max(0, begin - window + 1), begin + len(at)
+        distance = at[:, None] - torch.arange(low, end, device=q.device)
+        seen = ((distance >= 0) & (distance < window)).expand(q.shape[0], -1, -1)
+        near = keys[:, low:end]
+        count = end // ratio if ratio else 0
+        if count:
+            entries = torch.arange(count, device=q.device) < ((at + 1) // ratio)[:, None]
+            own = entries.expand(q.shape[0], -1, -1) if chosen is None else entries & chosen[:, begin:end, :count]
+            seen, near = torch.cat((seen, own), -1), torch.cat((near, keys[:, length : length + count]), 1)
+        near = near[:, None]
+        scores = (q[:, :, begin:end] @ near.transpose(-1, -2)).float() * scale
+        scores = scores.masked_fill(~seen[:, None], float("-inf"))
+        parts.append((scores.softmax(-1).to(keys.dtype) @ near, scores.logsumexp(-1)))
+    outs, sums = zip(*parts, strict=True)
+    return torch.cat(outs, 2), torch.cat(sums, 2)
 
 
 def flex(
