@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from longread.spec.reuse import MissReason, Reuse
+
 FinishReason = Literal["stop", "length", "cancelled", "failed"]
 
 
@@ -51,36 +53,86 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One prompt, one output. ``request_id`` is unique among the requests that have not ended."""
+    """One prompt, one output. ``request_id`` is unique among the requests that have not ended. ``page_hashes``: the
+    chained identities of the prompt's full pages under ``EngineInfo.cache_root``, if the caller has computed them.
+    """
 
     request_id: str
     prompt: tuple[int, ...]
     sampling: SamplingParams = field(default_factory=SamplingParams)
-
-
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
-    """One output token. ``logprob`` and ``top`` (id, logprob; best first) only where logprobs were asked for."""
-
-    request_id: str
-    token_id: int
-    logprob: float | None = None
-    top: tuple[tuple[int, float], ...] = ()
+    page_hashes: tuple[bytes, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RequestTimes:
-    """Monotonic seconds; 0.0 where a request never got there. TTFT = first_token - arrived, a sum of named parts."""
+    """Monotonic seconds; 0.0 where a request never got there. TTFT = first_token - arrived, a sum of named parts.
+
+    Moments in order: ``arrived`` (submitted), ``looked_up`` (its prompt was looked up for the first time), ``loaded``
+    (what the slower tiers gave was on the device; equals ``looked_up`` where nothing was loaded), ``scheduled``
+    (admitted), ``prefill_started`` and ``prefill_finished`` (around all
+    its prompt's steps), ``first_token``, ``finished``. Durations: ``lookup`` (hashing and asking the tiers),
+    ``load_host`` and ``load_disk`` (wall time of the load, shared out by what each tier took). ``prefill_tokens`` were
+    computed in ``prefill_chunks`` steps.
+    """
 
     arrived: float = 0.0
     scheduled: float = 0.0
     first_token: float = 0.0
     finished: float = 0.0
+    looked_up: float = 0.0
+    loaded: float = 0.0
+    prefill_started: float = 0.0
+    prefill_finished: float = 0.0
+    prefill_tokens: int = 0
+    prefill_chunks: int = 0
+    lookup: float = 0.0
+    load_host: float = 0.0
+    load_disk: float = 0.0
+
+    def parts(self) -> dict[str, float]:
+        """The engine's parts of the TTFT in seconds: queue, lookup, load_host, load_disk, prefill, sample. They add up
+        to first_token - arrived; {} before the first token. ``queue`` is all waiting: for slots, pages, other requests'
+        steps and the loader.
+        """
+        if not self.first_token:
+            return {}
+        queue = self.prefill_started - self.arrived - self.lookup - self.load_host - self.load_disk
+        return {
+            "queue": queue,
+            "lookup": self.lookup,
+            "load_host": self.load_host,
+            "load_disk": self.load_disk,
+            "prefill": self.prefill_finished - self.prefill_started,
+            "sample": self.first_token - self.prefill_finished,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """What is known of a request when its first token comes: the times up to then, and what it reused."""
+
+    times: RequestTimes
+    reuse: Reuse | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """One output token. ``logprob`` and ``top`` (id, logprob; best first) only where logprobs were asked for.
+    ``first`` is set on a request's first token only.
+    """
+
+    request_id: str
+    token_id: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+    first: FirstToken | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class FinishEvent:
-    """The one end of a request. ``stop_token`` is the id that ended it, for reason "stop". ``error`` for "failed"."""
+    """The one end of a request. ``stop_token`` is the id that ended it, for reason "stop". ``error`` for "failed".
+    ``reuse``: None for a request that was never admitted.
+    """
 
     request_id: str
     reason: FinishReason
@@ -91,6 +143,7 @@ class FinishEvent:
     stop_token: int | None = None
     error: str | None = None
     times: RequestTimes = field(default_factory=RequestTimes)
+    reuse: Reuse | None = None
 
 
 Event = TokenEvent | FinishEvent
@@ -111,6 +164,7 @@ class EngineInfo:
     num_pages: int
     predicted_bytes: int
     allocated_bytes: int
+    cache_root: bytes = b""  # what the identity of every page begins with
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +185,17 @@ class EngineStats:
     snapshots_held: int = 0
     pages_evicted: int = 0
     snapshots_evicted: int = 0
+    num_requests_loading: int = 0  # of those waiting: their pages are on the way from host memory or disk
+    reused_device_tokens: int = 0
+    reused_host_tokens: int = 0
+    reused_disk_tokens: int = 0
+    misses: tuple[tuple[MissReason, int], ...] = ()  # requests by why no more was reused
+    host_cache_bytes: int = 0
+    host_cache_used_bytes: int = 0
+    store_written_bytes: int = 0
+    store_skipped_writes: int = 0  # landing points that were not written: the writer was behind
+    store_errors: int = 0
+    store_corrupt_records: int = 0
 
 
 class Engine(Protocol):
