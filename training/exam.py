@@ -1,8 +1,12 @@
 """Examination papers: documents of a token length with questions spread over them, from seeds that training never uses.
 
-Knows the reading documents and how to count tokens; knows no models and no chat format. An examination has its
-documents from seeds of FIRST_SEED .. training.data.FIRST_SEED - 1, training from those behind: disjoint by
-construction.
+Knows the reading documents and how to count tokens; knows no models and no chat format.
+
+Seeds: paper ``number`` of length L in the examination ``seed0`` is document 10^12 + seed0 + L * 10^6 + number.
+Examinations take 10^12 .. 2^40 - 1 (FIRST_SEED to below training.data.FIRST_SEED), training 2^40 .. 2^62 - 1, the
+tokenizer's words come from 0 .. 119: disjoint by construction, and ``paper`` refuses any other seed. With seed0 = 0
+that ends at a length of 99,511 tokens. Up to 10^6 papers a length stay apart from those of every other length. Two
+examinations of P papers a length share no document if their seed0 differ by P .. 10^6 - P.
 """
 
 from collections.abc import Iterator, Sequence
@@ -55,7 +59,10 @@ def paper(
     """
     seed = FIRST_SEED + seed0 + length * 10**6 + number
     if not FIRST_SEED <= seed < data.FIRST_SEED:
-        raise ValueError(f"seed {seed} is none of an examination's: choose a seed0 from 0 on, below 10^10")
+        raise ValueError(
+            f"seed {seed} is none of an examination's ({FIRST_SEED} to {data.FIRST_SEED - 1}): length {length:,} takes "
+            f"a seed0 from 0 on, below {data.FIRST_SEED - FIRST_SEED - length * 10**6 - number:,}"
+        )
     language = LANGUAGES[number % len(LANGUAGES)]
     domain = DOMAINS[number // len(LANGUAGES) % len(DOMAINS)]
     budget = length - SPARE_TOKENS - TURN_TOKENS * (questions if turns is None else turns)

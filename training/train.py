@@ -7,10 +7,10 @@ by time. Run it again with the same folder until it says that it has finished.
 
 import argparse
 import time
-from dataclasses import fields
+from dataclasses import MISSING, Field, fields
 from pathlib import Path
 
-from training.options import Options
+from training.options import DEFAULTS, Options
 
 _HELP = {
     "state": "folder of state.pt, weights-*.pt, progress.json and log.jsonl; made where it is missing",
@@ -33,10 +33,17 @@ _SWITCHES = {
 _TYPES = {"state": Path, "stages": Path, "device": str, "planned_steps": int, "steps": int}
 
 
+def default_of(option: "Field[object]") -> str:
+    """An option's default for --help, of each reader where they differ."""
+    if option.default is not MISSING:
+        return str(option.default)
+    return ", ".join(f"{values[option.name]} for {name}" for name, values in DEFAULTS.items())
+
+
 def parse(arguments: list[str] | None = None) -> Options:
     """The options of a command line; argparse ends the process where they are wrong."""
     parser = argparse.ArgumentParser(prog="python -m training.train", description=__doc__)
-    parser.add_argument("name", choices=("reader-v3", "reader-v4"))
+    parser.add_argument("name", choices=sorted(DEFAULTS))
     for option in fields(Options):
         if option.name == "name":
             continue
@@ -46,10 +53,11 @@ def parse(arguments: list[str] | None = None) -> Options:
         elif option.name == "state":
             parser.add_argument(flag, type=Path, required=True, help=_HELP["state"])
         else:
-            kind = _TYPES.get(option.name, type(option.default))
-            text = _HELP.get(option.name, "") + " (default: %(default)s)"
-            parser.add_argument(flag, type=kind, default=option.default, help=text)
-    return Options(**vars(parser.parse_args(arguments)))
+            kind = _TYPES.get(option.name, float if option.default is MISSING else type(option.default))
+            text = f"{_HELP.get(option.name, '')} (default: {default_of(option)})"
+            parser.add_argument(flag, type=kind, default=argparse.SUPPRESS, help=text)
+    given = vars(parser.parse_args(arguments))
+    return Options(**(dict(DEFAULTS[given["name"]]) | given))
 
 
 def main() -> None:
