@@ -16,12 +16,19 @@
     │   ├── TensorDtypeError         a tensor of a type that this format does not allow
     │   └── NonFiniteTensorError     a tensor with NaN or infinity
     ├── SessionFileError             a saved session that is damaged or belongs to another model or cache type
+    ├── StoreError                   the disk store cannot do what was asked; service goes on without it
+    │   ├── StoreFullError           no room: the disk, or the size limit with all that is left pinned
+    │   ├── StoreReadOnlyError       the folder, the disk or the way it was opened forbids writing
+    │   ├── StoreVersionError        written in a format that this version does not read, or no store at all
+    │   ├── StoreDamagedError        the index cannot be read
+    │   └── DocumentFileError        an exported document that is damaged, or not one
     ├── CapacityError                a pool is exhausted; the scheduler handles it, users never see it
     └── RequestError                 one request is refused; the engine goes on
         ├── InvalidRequestError      400
         ├── ContextLengthError       400, names the limit and the given length
         ├── AuthenticationError      401
         ├── ModelNotFoundError       404
+        ├── DocumentNotFoundError    404, no document of that id is stored
         ├── RequestTimeoutError      408, the request did not arrive in time
         ├── PayloadTooLargeError     413
         ├── HeadTooLargeError        431
@@ -100,6 +107,30 @@ class SessionFileError(LongreadError):
     """A saved session is damaged or belongs to another model, weights or cache type."""
 
 
+class StoreError(LongreadError):
+    """The disk store cannot do what was asked. Nothing wrong is served; what was being written is not there."""
+
+
+class StoreFullError(StoreError):
+    """The disk is full, or the store's size limit is reached and the rest is pinned."""
+
+
+class StoreReadOnlyError(StoreError):
+    """The store cannot be written to."""
+
+
+class StoreVersionError(StoreError):
+    """The folder holds a store of another format, or something else."""
+
+
+class StoreDamagedError(StoreError):
+    """The store's index is damaged; the records can be indexed anew."""
+
+
+class DocumentFileError(StoreError):
+    """A file that should hold one exported document is damaged, or something else."""
+
+
 class CapacityError(LongreadError):
     """Pages, slots or snapshots are exhausted right now."""
 
@@ -137,6 +168,13 @@ class AuthenticationError(RequestError):
 
 class ModelNotFoundError(RequestError):
     """The request names a model that this server does not serve."""
+
+    status = 404
+    kind = "not_found_error"
+
+
+class DocumentNotFoundError(RequestError):
+    """The request names a document that is not stored here."""
 
     status = 404
     kind = "not_found_error"
