@@ -68,7 +68,7 @@ def load_resolved(path: Path, spec: ModelSpec, config: ResolvedConfig, progress:
     )
     tokenizer = path / "tokenizer.json"
     core = Core(
-        info=_info(spec, config, _tensor_bytes(model) + store.nbytes),
+        info=_info(spec, config, _tensor_bytes(model) + store.nbytes, root),
         runner=Runner(model, store.views),
         cache=cache,
         scheduler=scheduler,
@@ -87,7 +87,7 @@ def _model(spec: ModelSpec, weights: Mapping[str, Tensor], dtype: torch.dtype) -
     return DeepseekV4(spec, weights, dtype) if spec.family == "deepseek_v4" else DeepseekV3(spec, weights, dtype)
 
 
-def _info(spec: ModelSpec, config: ResolvedConfig, allocated_bytes: int) -> EngineInfo:
+def _info(spec: ModelSpec, config: ResolvedConfig, allocated_bytes: int, root: bytes) -> EngineInfo:
     return EngineInfo(
         model=config.served_model_name,
         max_model_len=config.max_model_len,
@@ -100,6 +100,7 @@ def _info(spec: ModelSpec, config: ResolvedConfig, allocated_bytes: int) -> Engi
         num_pages=config.num_pages,
         predicted_bytes=config.memory.total,
         allocated_bytes=allocated_bytes,
+        cache_root=root,
     )
 
 

@@ -178,7 +178,7 @@ class Scheduler:
             if len(self._running) >= self._max_num_seqs:
                 break
             if entry.chain is None:
-                entry.chain = self._cache.chain(entry.timeline.tokens)
+                entry.chain = self._cache.chain(entry.timeline.tokens, entry.timeline.hashed)
             if self._running and self._cache.pending(entry.chain, self._interval):
                 continue
             reason = self._start(entry, entry.chain)

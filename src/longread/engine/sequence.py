@@ -7,18 +7,20 @@ from collections.abc import Sequence
 
 from longread.kv.cache import KVCache
 from longread.kv.lease import Lease
-from longread.spec.state import PAGE_TOKENS
+from longread.spec.state import PAGE_TOKENS, HashedTokens
 
 
 class Timeline:
     """``tokens`` is what the sequence consists of; the first ``computed`` of them have their state in the cache.
 
     The lease (one slot, some pages) comes and goes: a preempted timeline has none and starts again from the prefix
-    cache. ``prompt_length`` is the number of tokens that were given; the rest was sampled.
+    cache. ``prompt_length`` is the number of tokens that were given; the rest was sampled. ``hashed``: what the caller
+    has hashed of them.
     """
 
-    def __init__(self, key: str, tokens: Sequence[int]):
+    def __init__(self, key: str, tokens: Sequence[int], hashed: HashedTokens | None = None):
         self.key = key
+        self.hashed = hashed
         self.tokens = list(tokens)
         self.prompt_length = len(self.tokens)
         self.lease: Lease | None = None

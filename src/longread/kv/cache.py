@@ -21,7 +21,7 @@ from longread.kv.policy import SNAPSHOT_INTERVAL, next_landing_point, promised_p
 from longread.kv.pool import PagePool
 from longread.kv.snapshots import SnapshotPool
 from longread.spec.errors import CapacityError
-from longread.spec.state import PAGE_TOKENS, StateGroup, page_hash, pages_for
+from longread.spec.state import PAGE_TOKENS, HashedTokens, StateGroup, page_hash, pages_for
 
 EVICT_AHEAD = 64  # pages; a prompt that will need them anyway gets neighbours instead of single pages
 WAIT_GAIN = 16  # tokens; waiting for another sequence costs a step, so it must save more than a few tokens
@@ -89,9 +89,12 @@ class KVCache:
     def snapshots_held(self) -> int:
         return len(self.snapshots.owners)
 
-    def chain(self, tokens: Sequence[int] | TokenChain) -> TokenChain:
-        """Convert a prompt once; ``match``, ``pending`` and ``open`` then hash no page of it twice."""
-        return tokens if isinstance(tokens, TokenChain) else TokenChain(self.index.root.key, tokens)
+    def chain(self, tokens: Sequence[int] | TokenChain, hashed: HashedTokens | None = None) -> TokenChain:
+        """Convert a prompt once; ``match``, ``pending`` and ``open`` then hash no page of it twice.
+
+        ``hashed``: what the caller has converted and hashed of it already, used where it fits (``HashedTokens.fits``).
+        """
+        return tokens if isinstance(tokens, TokenChain) else TokenChain(self.index.root.key, tokens, hashed)
 
     def match(self, tokens: Sequence[int] | TokenChain) -> Match:
         """What ``open`` would reuse now, at most len(tokens) - 1 tokens. Changes nothing, counts nothing."""

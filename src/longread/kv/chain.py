@@ -6,7 +6,7 @@ Knows token ids and page identity; nothing of pages in memory.
 from array import array
 from collections.abc import Sequence
 
-from longread.spec.state import PAGE_TOKENS, page_hash
+from longread.spec.state import PAGE_TOKENS, HashedTokens, page_hash
 
 ID_BYTES = 4
 
@@ -14,16 +14,24 @@ ID_BYTES = 4
 class TokenChain:
     """Immutable token ids, as int32, and the chained hash of each full page under ``root``.
 
+    ``hashed``: bytes and hashes of the tokens or their beginning, made elsewhere; ignored unless it fits.
     Raises OverflowError or TypeError for ids that are not 32-bit integers.
     """
 
     __slots__ = ("_hashes", "data", "ids", "root")
 
-    def __init__(self, root: bytes, tokens: Sequence[int]):
+    def __init__(self, root: bytes, tokens: Sequence[int], hashed: HashedTokens | None = None):
         self.root = root
-        self.ids = array("i", tokens)
-        self.data = self.ids.tobytes()  # bytes compare and slice at memory speed
         self._hashes: list[bytes] = []
+        if hashed is not None and hashed.fits(root, tokens):
+            rest = tokens[len(hashed.data) // ID_BYTES :]
+            self.data = hashed.data + array("i", rest).tobytes() if rest else hashed.data
+            self.ids = array("i")
+            self.ids.frombytes(self.data)
+            self._hashes.extend(hashed.hashes)
+        else:
+            self.ids = array("i", tokens)
+            self.data = self.ids.tobytes()  # bytes compare and slice at memory speed
 
     def __len__(self) -> int:
         return len(self.ids)

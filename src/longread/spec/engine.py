@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from longread.spec.reuse import MissReason, Reuse
+from longread.spec.state import HashedTokens
 
 FinishReason = Literal["stop", "length", "cancelled", "failed"]
 
@@ -53,14 +54,14 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One prompt, one output. ``request_id`` is unique among the requests that have not ended. ``page_hashes``: the
-    chained identities of the prompt's full pages under ``EngineInfo.cache_root``, if the caller has computed them.
+    """One prompt, one output. ``request_id`` is unique among the requests that have not ended. ``hashed``: the
+    prompt's bytes and page identities under ``EngineInfo.cache_root``, if the caller has computed them.
     """
 
     request_id: str
     prompt: tuple[int, ...]
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    page_hashes: tuple[bytes, ...] | None = None
+    hashed: HashedTokens | None = None
 
 
 @dataclass(frozen=True, slots=True)

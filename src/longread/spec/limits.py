@@ -22,7 +22,10 @@ def check_request(request: GenerationRequest, info: EngineInfo) -> None:
     """Check a request's tokens and sampling (not its grammar). Raises InvalidRequestError or ContextLengthError."""
     if not request.request_id:
         raise InvalidRequestError("request_id is empty", param="request_id")
-    check_tokens(request.prompt, info.vocab)
+    known = request.hashed
+    # Made beside the ids by whoever hashed them: a million ids are not looked at again on the engine's thread.
+    if known is None or not known.fits(info.cache_root, request.prompt) or known.least < 0 or known.most >= info.vocab:
+        check_tokens(request.prompt, info.vocab)
     check_sampling(request.sampling, info.vocab)
     sampling = request.sampling
     wanted = sampling.max_tokens if sampling.max_tokens is not None else max(1, sampling.min_tokens)

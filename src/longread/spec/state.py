@@ -111,6 +111,51 @@ def page_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
     return hashlib.blake2b(parent + ids.tobytes(), digest_size=16).digest()
 
 
+@dataclass(frozen=True, slots=True)
+class HashedTokens:
+    """A prompt's ids with the identity of each full page, made by a caller so that the engine's thread hashes nothing.
+
+    ``root``: what the chain begins with (``EngineInfo.cache_root``). ``data``: all ids as int32 bytes, in the order of
+    ``array("i")``. ``hashes``: ``page_hash`` of each full page, chained. ``least`` and ``most``: the smallest and the
+    largest id. An engine that finds it unfit (``fits``) hashes for itself.
+    """
+
+    root: bytes
+    data: bytes
+    hashes: tuple[bytes, ...]
+    least: int
+    most: int
+
+    def fits(self, root: bytes, tokens: Sequence[int]) -> bool:
+        """Whether this was made under ``root`` for ``tokens`` or a beginning of them.
+
+        Lengths are compared whole; of ids and hashes the first and the last full page, so the cost is constant.
+        """
+        count, pages = len(self.data) // 4, len(self.hashes)
+        whole = len(self.data) == 4 * count and pages == count // PAGE_TOKENS and 0 < count <= len(tokens)
+        if not whole or self.root != root:
+            return False
+        ids = memoryview(self.data).cast("i")  # compared as numbers: a token need not fit 32 bits
+        for page in {0, pages - 1} if pages else ():
+            run = ids[page * PAGE_TOKENS : (page + 1) * PAGE_TOKENS].tolist()
+            parent = self.hashes[page - 1] if page else root
+            if run != list(tokens[page * PAGE_TOKENS : (page + 1) * PAGE_TOKENS]):
+                return False
+            if page_hash(parent, run) != self.hashes[page]:
+                return False
+        return ids[pages * PAGE_TOKENS :].tolist() == list(tokens[pages * PAGE_TOKENS : count])
+
+
+def hash_pages(root: bytes, data: bytes, known: Sequence[bytes] = ()) -> tuple[bytes, ...]:
+    """``page_hash`` of each full page of ids given as int32 bytes; ``known``: the first ones, which are kept."""
+    size, digest, hashes = 4 * PAGE_TOKENS, hashlib.blake2b, list(known)
+    parent = hashes[-1] if hashes else root
+    for start in range(len(hashes) * size, len(data) - size + 1, size):
+        parent = digest(parent + data[start : start + size], digest_size=16).digest()
+        hashes.append(parent)
+    return tuple(hashes)
+
+
 def pages_for(tokens: int) -> int:
     """Pages that ``tokens`` tokens occupy."""
     return -(-tokens // PAGE_TOKENS)

@@ -13,7 +13,7 @@ from longread.kv.policy import next_landing_point, promised_point
 from longread.kv.pool import PagePool
 from longread.kv.runs import FreeRuns
 from longread.kv.snapshots import SnapshotPool
-from longread.spec.state import page_hash
+from longread.spec.state import HashedTokens, hash_pages, page_hash
 
 EVERY = settings(database=None)
 WORDS = st.lists(st.integers(0, 2), max_size=8)
@@ -128,6 +128,22 @@ def test_chain_hashes_are_the_spec_s():
     assert chain.page_hash(0) == first
     assert chain.run(10, 12) == encode([10, 11])
     assert len(chain) == 700
+
+
+def test_chain_takes_the_hashes_it_is_given_where_they_fit(monkeypatch):
+    root, prompt = b"r" * 16, list(range(700))
+    data = encode(prompt)
+    hashed = HashedTokens(root, data, hash_pages(root, data), 0, 699)
+    alone = TokenChain(root, [*prompt, *range(600)])
+    expected = [alone.page_hash(page) for page in range(5)]
+    foreign = TokenChain(b"q" * 16, prompt, hashed)
+    assert foreign.page_hash(0) != expected[0] == TokenChain(root, prompt).page_hash(0)
+    for tokens, pages in ((prompt, 2), ([*prompt, *range(600)], 5)):  # a resume: the prompt and what came after it
+        chain = TokenChain(root, tokens, hashed)
+        assert (chain.data, chain.ids.tolist(), len(chain)) == (encode(tokens), tokens, len(tokens))
+        assert [chain.page_hash(page) for page in range(pages)] == expected[:pages]
+    monkeypatch.setattr("longread.kv.chain.page_hash", None)
+    assert TokenChain(root, prompt, hashed).page_hash(1) == expected[1]
 
 
 @pytest.mark.parametrize("token", [2**31, -(2**31) - 1])

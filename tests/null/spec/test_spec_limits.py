@@ -1,5 +1,6 @@
 """Every refusal names its field, its limit and the value."""
 
+from array import array
 from dataclasses import replace
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from longread.spec.engine import EngineInfo, GenerationRequest, GrammarSpec, SamplingParams
 from longread.spec.errors import ContextLengthError, InvalidRequestError
 from longread.spec.limits import check_request
+from longread.spec.state import HashedTokens
 
 INFO = EngineInfo(
     model="m",
@@ -22,6 +24,18 @@ INFO = EngineInfo(
     allocated_bytes=0,
 )
 NAN, INF = float("nan"), float("inf")
+
+
+def test_ids_hashed_under_another_root_or_outside_the_vocabulary_are_looked_at():
+    """What fits is taken at its word: its makers know the smallest and the largest id."""
+    info, ids = replace(INFO, cache_root=b"r"), (5, 6)
+    hashed = HashedTokens(b"r", array("i", ids).tobytes(), (), 5, 6)
+    check_request(GenerationRequest("r", ids, hashed=hashed), info)
+    with pytest.raises(InvalidRequestError, match="token id 600 at position 1"):
+        check_request(GenerationRequest("r", (5, 600), hashed=hashed), info)
+    bad = HashedTokens(b"r", array("i", (5, 600)).tobytes(), (), 5, 600)
+    with pytest.raises(InvalidRequestError, match="token id 600 at position 1"):
+        check_request(GenerationRequest("r", (5, 600), hashed=bad), info)
 
 
 def request(**sampling: object) -> GenerationRequest:

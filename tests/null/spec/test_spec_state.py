@@ -1,5 +1,6 @@
 """Page identity and state groups."""
 
+from array import array
 from dataclasses import replace
 
 import pytest
@@ -7,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longread.spec.releases import release
-from longread.spec.state import PAGE_TOKENS, cache_root, page_hash, pages_for, state_groups
+from longread.spec.state import (
+    PAGE_TOKENS,
+    HashedTokens,
+    cache_root,
+    hash_pages,
+    page_hash,
+    pages_for,
+    state_groups,
+)
 
 TOKENS = st.lists(st.integers(0, 2**31 - 1), max_size=40)
 
@@ -71,3 +80,31 @@ def test_groups_of_v4_follow_the_ratios() -> None:
 def test_v41_has_no_groups_yet() -> None:
     with pytest.raises(NotImplementedError, match="deepseek_v41"):
         state_groups(release("DeepSeek-V4.1-Flash"))
+
+
+def hashed(root, ids):
+    data = array("i", ids).tobytes()
+    return HashedTokens(root, data, hash_pages(root, data), min(ids), max(ids))
+
+
+@pytest.mark.parametrize("count", [1, 255, 256, 257, 512, 700])
+def test_hashed_tokens_are_the_chain_and_fit_their_own_tokens_and_longer_ones(count):
+    root, ids = b"r" * 16, [i * 7 % 1000 for i in range(count)]
+    made = hashed(root, ids)
+    parent = root
+    for page, known in enumerate(made.hashes):
+        parent = page_hash(parent, ids[page * PAGE_TOKENS : (page + 1) * PAGE_TOKENS])
+        assert parent == known
+    assert len(made.hashes) == count // PAGE_TOKENS
+    assert hash_pages(root, made.data, made.hashes[:1]) == made.hashes
+    assert made.fits(root, ids) and made.fits(root, tuple(ids)) and made.fits(root, [*ids, 5])
+    assert not made.fits(b"q" * 16, ids) and not made.fits(root, ids[:-1])
+    assert not made.fits(root, [2**40, *ids[1:]]) and not made.fits(root, [*ids[:-1], ids[-1] + 1])
+    assert not replace(made, data=made.data[:-1]).fits(root, ids)
+    assert not replace(made, hashes=(*made.hashes, b"x" * 16)).fits(root, ids)
+    if made.hashes:
+        assert not replace(made, hashes=(*made.hashes[:-1], b"x" * 16)).fits(root, ids)
+
+
+def test_nothing_hashed_fits_nothing():
+    assert not HashedTokens(b"r", b"", (), 0, 0).fits(b"r", [])
