@@ -14,8 +14,8 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
-from longread.server import chat, completions, errors, plain, text
-from longread.server.gate import REQUEST_ID_HEADER, Gate
+from longread.server import chat, completions, errors, plain, records, text
+from longread.server.gate import REQUEST_ID_HEADER, TIMING_HEADER, Gate
 from longread.server.state import ServerState
 from longread.spec.errors import RequestError
 
@@ -24,6 +24,8 @@ ROUTES = (
     Route("/v1/completions", completions.create, methods=["POST"]),
     Route("/v1/models", plain.models, methods=["GET"]),
     Route("/v1/models/{model:path}", plain.model, methods=["GET"]),
+    Route("/v1/longread/requests", records.newest, methods=["GET"]),
+    Route("/v1/longread/requests/{id:path}", records.one, methods=["GET"]),
     Route("/tokenize", text.tokenize, methods=["POST"]),
     Route("/detokenize", text.detokenize, methods=["POST"]),
     Route("/health", plain.health, methods=["GET"]),
@@ -57,7 +59,7 @@ def create_app(state: ServerState) -> Starlette:
             allow_origins=list(state.options.allowed_origins),
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
-            expose_headers=[REQUEST_ID_HEADER],
+            expose_headers=[REQUEST_ID_HEADER, TIMING_HEADER],
         )
         middleware.insert(0, cors)
     app = Starlette(

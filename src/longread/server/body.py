@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from starlette.requests import Request
 
+from longread.server.clock import Clock
 from longread.server.streaming import while_connected
 from longread.spec.errors import InvalidRequestError, OverloadedError, PayloadTooLargeError, RequestTimeoutError
 
@@ -48,6 +49,12 @@ class Bodies:
         self.held -= size
 
 
+def clock_of(request: Request) -> Clock:
+    """The call's clock, which the gate started."""
+    clock: Clock = request.state.clock
+    return clock
+
+
 async def with_body(
     request: Request, bodies: Bodies, limit: int, call: Callable[[bytes], Result]
 ) -> tuple[Result, int]:
@@ -56,7 +63,7 @@ async def with_body(
     Raises what ``read_body`` and ``call`` raise, OverloadedError where too many bodies are on their way, and
     ClientDisconnect; work that has not begun by then never does.
     """
-    held = 0
+    held, clock = 0, clock_of(request)
 
     def hold(size: int) -> None:
         nonlocal held
@@ -65,7 +72,13 @@ async def with_body(
 
     try:
         body = await read_body(request, limit, hold)
-        return await while_connected(request.receive, offload(len(body), lambda: call(body))), len(body)
+        clock.mark("receive")
+
+        def work() -> Result:
+            clock.mark("thread")
+            return call(body)
+
+        return await while_connected(request.receive, offload(len(body), work)), len(body)
     finally:
         bodies.release(held)
 

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.responses import Response
 
-from longread.server.body import offload, with_body
+from longread.server.body import clock_of, offload, with_body
+from longread.server.clock import Clock
 from longread.server.driver import Subscription
-from longread.server.output import ChoiceText, TokenLogprobs, timings_of
+from longread.server.output import ChoiceText, TokenLogprobs
 from longread.server.prompts import encode_pieces
 from longread.server.state import ServerState, state_of
-from longread.server.work import engine_requests, new_id, respond, start
+from longread.server.work import engine_requests, new_id, open_call, respond, start
 from longread.spec.engine import FinishEvent, TokenEvent
 from longread.wire import responses, sse
 from longread.wire.body import parse_json
@@ -129,9 +130,9 @@ class ChatAnswer:
             out.append(stream.finish(choice.index, choice.finish_reason, stop_reason=choice.stop_reason, usage=counts))
         return out
 
-    def usage_chunk(self) -> bytes:
-        """Counts and timings of the whole answer."""
-        return self._stream.usage(self._counts(), timings_of(choice.text for choice in self.choices))
+    def usage_chunk(self, extra: Json) -> bytes:
+        """Counts of the whole answer, and ``extra``."""
+        return self._stream.usage(self._counts(), extra)
 
     def whole(self) -> Json:
         """The answer in one piece."""
@@ -156,19 +157,24 @@ async def create(request: Request) -> Response:
     """The route. Raises RequestError for what is refused before anything is sent."""
     state = state_of(request)
     prompt, size = await with_body(
-        request, state.bodies, state.options.max_body_bytes, lambda body: prepare(state, body)
+        request, state.bodies, state.options.max_body_bytes, lambda body: prepare(state, body, clock_of(request))
     )
     answer_id = new_id("chatcmpl")
     after = state.tokenizer.id_of(END_THINK) if prompt.in_reasoning else None
     requests = await offload(size, lambda: engine_requests(prompt.fields, [prompt.ids], answer_id, grammar_after=after))
-    subscription = await start(state, prompt.fields, requests, "messages")
+    subscription = await start(state, request, prompt.fields, requests, "messages")
+    call = open_call(state, request, answer_id, prompt.model, prompt.fields, len(requests))
     choices = [ChatChoice(i, state, prompt) for i in range(prompt.fields.choices)]
-    return await respond(state, request, subscription, prompt.fields, ChatAnswer(answer_id, prompt, choices))
+    return await respond(state, request, call, subscription, prompt.fields, ChatAnswer(answer_id, prompt, choices))
 
 
-def prepare(state: ServerState, body: bytes) -> ChatPrompt:
+def prepare(state: ServerState, body: bytes, clock: Clock) -> ChatPrompt:
     """From bytes to prompt ids. Raises RequestError."""
     fields = validate(ChatRequest, parse_json(body))
     model = state.check_model(fields.model)
+    clock.mark("parse")
     rendered = state.encoding.render(conversation(fields, state.encoding.abilities, state.template_defaults))
-    return ChatPrompt(fields, model, encode_pieces(state, rendered.pieces), rendered.in_reasoning)
+    clock.mark("render")
+    ids = encode_pieces(state, rendered.pieces)
+    clock.mark("tokenise")
+    return ChatPrompt(fields, model, ids, rendered.in_reasoning)

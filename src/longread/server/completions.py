@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.responses import Response
 
-from longread.server.body import offload, with_body
+from longread.server.body import clock_of, offload, with_body
+from longread.server.clock import Clock
 from longread.server.driver import Subscription
-from longread.server.output import ChoiceText, TokenLogprobs, timings_of
+from longread.server.output import ChoiceText, TokenLogprobs
 from longread.server.prompts import encode_text
 from longread.server.state import ServerState, state_of
-from longread.server.work import engine_requests, new_id, respond, start
+from longread.server.work import engine_requests, new_id, open_call, respond, start
 from longread.spec.engine import FinishEvent, TokenEvent
 from longread.spec.errors import InvalidRequestError
 from longread.wire import responses, sse
@@ -121,9 +122,9 @@ class CompletionAnswer:
             out.append(self._stream.finish(index, reason, stop_reason=choice.stop_reason, usage=counts))
         return out
 
-    def usage_chunk(self) -> bytes:
-        """Counts and timings of the whole answer."""
-        return self._stream.usage(self._counts(), timings_of(choice.text for choice in self.choices))
+    def usage_chunk(self, extra: Json) -> bytes:
+        """Counts of the whole answer, and ``extra``."""
+        return self._stream.usage(self._counts(), extra)
 
     def whole(self) -> Json:
         """The answer in one piece."""
@@ -151,20 +152,21 @@ async def create(request: Request) -> Response:
     """The route. Raises RequestError for what is refused before anything is sent."""
     state = state_of(request)
     prompts, size = await with_body(
-        request, state.bodies, state.options.max_body_bytes, lambda body: prepare(state, body)
+        request, state.bodies, state.options.max_body_bytes, lambda body: prepare(state, body, clock_of(request))
     )
     fields, answer_id = prompts.fields, new_id("cmpl")
     requests = await offload(size, lambda: engine_requests(fields, prompts.ids, answer_id))
-    subscription = await start(state, fields, requests, "prompt")
+    subscription = await start(state, request, fields, requests, "prompt")
+    call = open_call(state, request, answer_id, prompts.model, fields, len(requests))
     choices = [
         CompletionChoice(i * fields.choices + n, state, fields, len(ids))
         for i, ids in enumerate(prompts.ids)
         for n in range(fields.choices)
     ]
-    return await respond(state, request, subscription, fields, CompletionAnswer(answer_id, prompts, choices))
+    return await respond(state, request, call, subscription, fields, CompletionAnswer(answer_id, prompts, choices))
 
 
-def prepare(state: ServerState, body: bytes) -> CompletionPrompts:
+def prepare(state: ServerState, body: bytes, clock: Clock) -> CompletionPrompts:
     """From bytes to prompt ids. A text prompt may hold markup and gets BOS unless told otherwise, as in vLLM."""
     fields = validate(CompletionRequest, parse_json(body))
     model = state.check_model(fields.model)
@@ -174,6 +176,9 @@ def prepare(state: ServerState, body: bytes) -> CompletionPrompts:
             f"prompt: {len(texts)} prompts times n={fields.choices} exceed {MAX_CHOICES} choices; send less at once",
             param="prompt",
         )
+    clock.mark("parse")
+    clock.mark("render")  # nothing to render: a prompt is what it is
     bos = fields.add_special_tokens is not False
     ids = tuple(encode_text(state, prompt, bos) if isinstance(prompt, str) else prompt for prompt in texts)
+    clock.mark("tokenise")
     return CompletionPrompts(fields, model, ids)

@@ -13,11 +13,13 @@ from collections.abc import Iterable
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from longread.server.clock import Clock
 from longread.server.errors import error_response
 from longread.server.metrics import ServerMetrics
 from longread.spec.errors import AuthenticationError
 
 REQUEST_ID_HEADER = "X-Request-Id"
+TIMING_HEADER = "X-Longread-Timing"
 OPEN_PATHS = frozenset({"/health", "/ready"})
 
 _REQUEST_ID = re.compile(r"[\w.:/+=@-]{1,128}", re.ASCII)
@@ -40,7 +42,8 @@ class Gate:
         headers = Headers(scope=scope)
         given = headers.get(REQUEST_ID_HEADER, "")
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
-        scope.setdefault("state", {})["request_id"] = request_id
+        mine = scope.setdefault("state", {})
+        mine["request_id"], mine["clock"] = request_id, Clock()
         route = scope["path"] if scope["path"] in self._routes else "other"
 
         async def send_marked(message: Message) -> None:
@@ -49,7 +52,8 @@ class Gate:
                 self._metrics.responded(route, message["status"])
             await send(message)
 
-        if self._keys and scope["path"] not in OPEN_PATHS and not self._authorised(headers):
+        mine["key"] = self._key_of(headers)
+        if self._keys and scope["path"] not in OPEN_PATHS and mine["key"] is None:
             error = AuthenticationError(
                 "a valid API key is needed: send it as 'Authorization: Bearer KEY'", code="invalid_api_key"
             )
@@ -59,8 +63,9 @@ class Gate:
             return
         await self._app(scope, receive, send_marked)
 
-    def _authorised(self, headers: Headers) -> bool:
+    def _key_of(self, headers: Headers) -> int | None:
+        """Which of the keys was sent, None for none of them."""
         scheme, _, token = headers.get("Authorization", "").partition(" ")
         digest = hashlib.sha256(token.strip().encode()).digest()
         matches = [hmac.compare_digest(digest, key) for key in self._keys]
-        return scheme.lower() == "bearer" and any(matches)
+        return matches.index(True) if scheme.lower() == "bearer" and any(matches) else None

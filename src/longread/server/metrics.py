@@ -13,7 +13,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
+from longread.server.calls import Call
+from longread.server.clock import PARTS
 from longread.spec.engine import EngineInfo, EngineStats, FinishEvent
+from longread.spec.reuse import MISS_REASONS
 
 PREFIX = "longread:"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -43,6 +46,7 @@ _TTFT_BUCKETS = (
     640,
     2560,
 )
+_PART_BUCKETS = (0.0001, 0.0005, *_TTFT_BUCKETS)
 _TOKEN_BUCKETS = (
     0.001,
     0.0025,
@@ -100,6 +104,9 @@ _GAUGES = {
     "pages_cached": "KV pages kept for reuse, evictable.",
     "pages_held": "KV pages held by running requests.",
     "snapshots_held": "Ring snapshots held.",
+    "num_requests_loading": "Waiting requests whose pages are on the way from host memory or disk.",
+    "host_cache_bytes": "Size of the host tier.",
+    "host_cache_used_bytes": "Bytes of the host tier in use.",
 }
 _COUNTERS = {
     "prefix_cache_queries": "Prompt tokens looked up in the prefix cache.",
@@ -109,6 +116,10 @@ _COUNTERS = {
     "num_preemptions": "Requests preempted to free KV pages.",
     "prompt_tokens": "Prompt tokens of admitted requests.",
     "generation_tokens": "Tokens generated.",
+    "store_written_bytes": "Bytes of pages and snapshots written to the store.",
+    "store_skipped_writes": "Landing points that were not written because the writer was behind.",
+    "store_errors": "Errors of the store; service went on without it.",
+    "store_corrupt_records": "Records of the store that failed their checksum and were dropped.",
 }
 
 
@@ -140,6 +151,7 @@ class EngineCollector(Collector):
             counter = CounterMetricFamily(PREFIX + name, text, labels=["model_name"])
             counter.add_metric([self._model_name], getattr(stats, name))
             yield counter
+        yield from self._reuse(stats)
         for name, text, value in (
             ("predicted", "Planned memory of the process, workspace and program included.", info.predicted_bytes),
             ("allocated", "Weights and cache as allocated.", info.allocated_bytes),
@@ -155,6 +167,26 @@ class EngineCollector(Collector):
         values = (info.page_tokens, info.num_pages, info.max_model_len)
         config.add_metric([self._model_name, *map(str, values)], 1)
         yield config
+
+    def _reuse(self, stats: EngineStats) -> Iterable[Metric]:
+        """Where the prompts' tokens came from, and why no more of them did."""
+        labels = ["model_name", "tier"]
+        reused = CounterMetricFamily(PREFIX + "reused_tokens", "Prompt tokens that were not computed.", labels=labels)
+        tiers = {
+            "device": stats.reused_device_tokens,
+            "host": stats.reused_host_tokens,
+            "disk": stats.reused_disk_tokens,
+        }
+        for tier, count in tiers.items():
+            reused.add_metric([self._model_name, tier], count)
+        yield reused
+        labels = ["model_name", "reason"]
+        text = "Admitted requests by why no more of the prompt was reused; complete: all of it was."
+        missed = CounterMetricFamily(PREFIX + "prefix_cache_misses", text, labels=labels)
+        counts = dict.fromkeys(MISS_REASONS, 0) | dict(stats.misses)
+        for reason, count in counts.items():
+            missed.add_metric([self._model_name, reason.replace(" ", "_")], count)
+        yield missed
 
 
 class ServerMetrics:
@@ -177,6 +209,17 @@ class ServerMetrics:
         self._queue = histogram("request_queue_time_seconds", "Arrival to first scheduling.", _REQUEST_BUCKETS)
         self._prefill = histogram("request_prefill_time_seconds", "First scheduling to first token.", _REQUEST_BUCKETS)
         self._decode = histogram("request_decode_time_seconds", "First token to end.", _REQUEST_BUCKETS)
+        self._first_byte = histogram(
+            "time_to_first_byte_seconds", "A call's first byte in to its stream's first byte out.", _TTFT_BUCKETS
+        )
+        parts = Histogram(
+            PREFIX + "time_to_first_byte_part_seconds",
+            "The parts that the time to the first byte is the sum of; whole answers have no first_byte.",
+            ["model_name", "part"],
+            buckets=_PART_BUCKETS,
+            registry=self.registry,
+        )
+        self._parts = {part: parts.labels(model_name=model_name, part=part) for part in PARTS}
         self._model_name = model_name
         self._success = Counter(
             PREFIX + "request_success",
@@ -217,6 +260,17 @@ class ServerMetrics:
         self._e2e.observe(times.finished - times.arrived)
         if event.completion_tokens > 1:
             self._tpot.observe((times.finished - times.first_token) / (event.completion_tokens - 1))
+
+    def called(self, call: Call) -> None:
+        """A call ended. Its parts count once a first token has come; a part that was not measured is not observed."""
+        timing = call.timing
+        if timing.ttft is None:
+            return
+        if timing.parts["first_byte"] is not None:
+            self._first_byte.observe(timing.ttft)
+        for part, seconds in timing.parts.items():
+            if seconds is not None:
+                self._parts[part].observe(max(0.0, seconds))
 
     def rejected(self, count: int) -> None:
         """``count`` requests met a full queue."""

@@ -4,11 +4,13 @@ Knows: one server's parts. Must not know: how a request is answered.
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
 from longread.server.body import BODIES_AT_ONCE, Bodies
+from longread.server.calls import Call, Calls
 from longread.server.driver import EngineDriver
 from longread.server.metrics import ServerMetrics
 from longread.server.options import ServerOptions
@@ -20,7 +22,10 @@ from longread.wire.types import ChatTemplateKwargs
 
 @dataclass(frozen=True, slots=True)
 class ServerState:
-    """``template_defaults``: the server's own ``chat_template_kwargs``; what a request says wins."""
+    """``template_defaults``: the server's own ``chat_template_kwargs``; what a request says wins.
+
+    ``observe`` is told of each call that ends, beside the metrics.
+    """
 
     driver: EngineDriver
     metrics: ServerMetrics
@@ -30,10 +35,14 @@ class ServerState:
     model_names: tuple[str, ...]
     version: str
     template_defaults: ChatTemplateKwargs | None = None
+    observe: Callable[[Call], None] | None = None
     bodies: Bodies = field(init=False)
+    calls: Calls = field(init=False)
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
+        observers = [self.metrics.called, *([self.observe] if self.observe is not None else [])]
+        object.__setattr__(self, "calls", Calls(observers))
         object.__setattr__(self, "bodies", Bodies(BODIES_AT_ONCE * self.options.max_body_bytes))
 
     def check_model(self, name: str | None) -> str:

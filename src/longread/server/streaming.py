@@ -4,7 +4,7 @@ Knows: ASGI, subscriptions. Must not know: what the bytes mean.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
@@ -37,19 +37,28 @@ async def _disconnected(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """Server-sent events from ``chunks``. Whatever way it ends, what is left of ``subscription`` is cancelled.
+    """Server-sent events from ``chunks``. Whatever way it ends, what is left of ``subscription`` is cancelled and
+    ``on_end`` is called.
 
     Starlette's StreamingResponse would leave the requests running when the client is gone before the first chunk.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, chunks: AsyncIterator[bytes], driver: EngineDriver, subscription: Subscription):
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+    def __init__(
+        self,
+        chunks: AsyncIterator[bytes],
+        driver: EngineDriver,
+        subscription: Subscription,
+        headers: Mapping[str, str],
+        on_end: Callable[[], None],
+    ):
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers})
         del self.headers["content-length"]
         self._chunks = chunks
         self._driver = driver
         self._subscription = subscription
+        self._on_end = on_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -58,6 +67,7 @@ class EventStream(Response):
             pass
         finally:
             self._driver.cancel(self._subscription)
+            self._on_end()
 
     async def _write(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})

@@ -12,8 +12,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive
 
+from longread.server.body import clock_of
+from longread.server.calls import Call
 from longread.server.driver import Subscription
 from longread.server.errors import json_response
+from longread.server.gate import TIMING_HEADER
 from longread.server.output import ChoiceText, timings_of
 from longread.server.state import ServerState
 from longread.server.streaming import EventStream, while_connected
@@ -54,7 +57,11 @@ def engine_requests(
 
 
 async def start(
-    state: ServerState, fields: GenerateFields, requests: Sequence[GenerationRequest], prompt_field: str
+    state: ServerState,
+    request: Request,
+    fields: ChatRequest | CompletionRequest,
+    requests: Sequence[GenerationRequest],
+    prompt_field: str,
 ) -> Subscription:
     """Check and submit, all or none. Raises RequestError; a prompt that is too long is ``prompt_field``'s fault."""
     # The choices of one prompt differ in their seed only. They share its ids: hashing a million for each takes seconds.
@@ -76,7 +83,33 @@ async def start(
         await asyncio.to_thread(check)  # compiling a schema, or looking at a million ids, takes long
     else:
         check()
+    clock_of(request).mark("check")
     return state.driver.submit(requests)
+
+
+def open_call(
+    state: ServerState,
+    request: Request,
+    answer_id: str,
+    model: str,
+    fields: ChatRequest | CompletionRequest,
+    count: int,
+) -> Call:
+    """The record of a call whose ``count`` requests the engine was given."""
+    call = Call(
+        request_id=request.state.request_id,
+        answer_id=answer_id,
+        route=request.url.path,
+        model=model,
+        stream=bool(fields.stream),
+        choices=count,
+        choices_per_prompt=fields.choices,
+        clock=clock_of(request),
+        key=request.state.key,
+        traceparent=request.headers.get("traceparent"),
+    )
+    state.calls.add(call)
+    return call
 
 
 async def batches(subscription: Subscription) -> AsyncIterator[list[Event]]:
@@ -122,8 +155,8 @@ class Answer(Protocol[AnyChoice]):
         """The stream's events for what became certain of one choice."""
         ...
 
-    def usage_chunk(self) -> bytes:
-        """The stream's last event, for a client that asked for usage."""
+    def usage_chunk(self, extra: Json) -> bytes:
+        """The stream's last event, for a client that asked for usage; ``extra``: fields beside it."""
         ...
 
     def whole(self) -> Json:
@@ -132,62 +165,90 @@ class Answer(Protocol[AnyChoice]):
 
 
 async def respond(
-    state: ServerState, request: Request, subscription: Subscription, fields: GenerateFields, answer: Answer[AnyChoice]
+    state: ServerState,
+    request: Request,
+    call: Call,
+    subscription: Subscription,
+    fields: GenerateFields,
+    answer: Answer[AnyChoice],
 ) -> Response:
     """Run to the end and answer, or answer with a stream that runs. Raises RequestError before anything is sent."""
     if fields.stream:
-        return EventStream(_stream(state, subscription, answer, fields.include_usage), state.driver, subscription)
-    await run_to_end(state, request.receive, subscription, answer.choices)
-    return json_response(answer.whole() | timings_of(choice.text for choice in answer.choices))
+        chunks = _stream(state, call, subscription, answer, fields.include_usage)
+        known = {TIMING_HEADER: call.timing.header()}
+        return EventStream(chunks, state.driver, subscription, known, lambda: state.calls.end(call))
+    try:
+        await run_to_end(state, request.receive, call, subscription, answer.choices)
+    finally:
+        state.calls.end(call)
+    told = answer.whole() | _told(call, answer)
+    return json_response(told, headers={TIMING_HEADER: call.timing.header()})
+
+
+def _told(call: Call, answer: Answer[AnyChoice]) -> Json:
+    """What stands beside the usage."""
+    return timings_of(choice.text for choice in answer.choices) | call.extension()
 
 
 async def _stream(
-    state: ServerState, subscription: Subscription, answer: Answer[AnyChoice], with_usage: bool
+    state: ServerState, call: Call, subscription: Subscription, answer: Answer[AnyChoice], with_usage: bool
 ) -> AsyncIterator[bytes]:
     """One block of events a step. An error after the start is an event, since the status is sent by then."""
     try:
         async for events in batches(subscription):
             block = [] if events else [sse.KEEP_ALIVE]
-            for choice, found in feed(state, subscription, answer.choices, events):
+            for choice, found in feed(state, call, subscription, answer.choices, events):
                 block += answer.chunks(choice, found)
             if block:
                 yield b"".join(block)
+                if events and call.clock.first_byte is None:
+                    call.clock.sent()  # the generator goes on when the block is with the socket
     except RequestError as error:
+        call.failed(error)
         yield sse.error_event(error) + sse.DONE
         return
+    call.state = "finished"
     if with_usage:
-        yield answer.usage_chunk()
+        yield answer.usage_chunk(_told(call, answer))
     yield sse.DONE
 
 
 def feed(
-    state: ServerState, subscription: Subscription, choices: Sequence[AnyChoice], events: Iterable[Event]
+    state: ServerState, call: Call, subscription: Subscription, choices: Sequence[AnyChoice], events: Iterable[Event]
 ) -> Iterator[tuple[AnyChoice, Sequence[Any]]]:
     """Each event's choice and what became certain with it. A matched stop string ends the request in the engine.
 
     Raises the RequestError of a request that did not end by itself.
     """
     for event in events:
-        choice = choices[subscription.choice[event.request_id]]
+        index = subscription.choice[event.request_id]
+        choice = choices[index]
         if isinstance(event, FinishEvent):
+            call.ended(index, event)
             yield choice, choice.finish(event, subscription)
         elif choice.text.matched is None:
+            if event.first is not None:
+                call.began(index, event.first)
             yield choice, choice.token(event)
             if choice.text.matched is not None:
                 state.driver.stop(event.request_id)
 
 
 async def run_to_end(
-    state: ServerState, receive: Receive, subscription: Subscription, choices: Sequence[AnyChoice]
+    state: ServerState, receive: Receive, call: Call, subscription: Subscription, choices: Sequence[AnyChoice]
 ) -> None:
     """For answers in one piece. Whatever way it ends, nothing of it goes on in the engine."""
 
     async def run() -> None:
         async for events in batches(subscription):
-            for _ in feed(state, subscription, choices, events):
+            for _ in feed(state, call, subscription, choices, events):
                 pass
 
     try:
         await while_connected(receive, run())
+        call.state = "finished"
+    except RequestError as error:
+        call.failed(error)
+        raise
     finally:
         state.driver.cancel(subscription)

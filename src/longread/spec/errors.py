@@ -2,6 +2,7 @@
 
     LongreadError
     ├── ConfigError                  a bad option or value, found before any work
+    │   └── DocumentError            a file or folder that cannot be read as a document
     ├── CheckpointError              a checkpoint that cannot be served as it is
     │   ├── UnsupportedModelError    a config.json field that is unknown or differs from what is implemented
     │   ├── CheckpointPathError      no directory, no config.json or no safetensors where a checkpoint should be
@@ -29,6 +30,7 @@
         ├── AuthenticationError      401
         ├── ModelNotFoundError       404
         ├── DocumentNotFoundError    404, no document of that id is stored
+        ├── RecordNotFoundError      404, no record of that request is kept
         ├── RequestTimeoutError      408, the request did not arrive in time
         ├── PayloadTooLargeError     413
         ├── HeadTooLargeError        431
@@ -45,6 +47,10 @@ class LongreadError(Exception):
 
 class ConfigError(LongreadError):
     """An option or a value is not acceptable."""
+
+
+class DocumentError(ConfigError):
+    """A file or folder cannot be read as a document."""
 
 
 class CheckpointError(LongreadError):
@@ -175,6 +181,13 @@ class ModelNotFoundError(RequestError):
 
 class DocumentNotFoundError(RequestError):
     """The request names a document that is not stored here."""
+
+    status = 404
+    kind = "not_found_error"
+
+
+class RecordNotFoundError(RequestError):
+    """No record of that request is kept."""
 
     status = 404
     kind = "not_found_error"

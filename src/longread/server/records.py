@@ -1,0 +1,46 @@
+"""GET /v1/longread/requests and /v1/longread/requests/ID: what became of the last calls.
+
+Knows: the records. Must not know: how they came about. A caller sees the records of its own API key only. The texts
+around a difference are those of prompts, this one's and another's: they are shown only where all callers are one party.
+"""
+
+from collections.abc import Sequence
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from longread.server.calls import MAX_RECORDS
+from longread.server.errors import json_response
+from longread.server.state import ServerState, state_of
+from longread.spec.errors import InvalidRequestError, RecordNotFoundError
+
+
+async def newest(request: Request) -> Response:
+    """The newest first; ``limit`` in the query, 20 without it."""
+    given = request.query_params.get("limit", "20")
+    if not (given.isascii() and given.isdigit() and 1 <= int(given[:9]) <= MAX_RECORDS):
+        raise InvalidRequestError(f"limit: {given[:20]!r} is not a number in 1..{MAX_RECORDS}", param="limit")
+    calls = state_of(request).calls.newest(int(given), request.state.key)
+    return json_response({"object": "list", "data": [call.summary() for call in calls]})
+
+
+async def one(request: Request) -> Response:
+    """By the answer's id or by X-Request-Id. 404 for one that is not kept (any more)."""
+    state, name = state_of(request), request.path_params["id"]
+    call = state.calls.find(name, request.state.key)
+    if call is None:
+        raise RecordNotFoundError(
+            f"no record of request {name[:200]!r}: the last {MAX_RECORDS} calls that reached the engine are kept, each "
+            "for its own API key; GET /v1/longread/requests lists them",
+            code="record_not_found",
+        )
+
+    def decode(ids: Sequence[int]) -> str:
+        return state.tokenizer.decode(list(ids), skip_special=False)
+
+    return json_response(call.record(decode if shows_texts(state) else None))
+
+
+def shows_texts(state: ServerState) -> bool:
+    """Whether everyone who can ask is one party: one API key, or none on a loopback address."""
+    return len(state.options.api_key) <= 1 and not state.options.exposed
