@@ -63,17 +63,18 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class DocumentInfo:
-    """A text that was read on purpose and can be named. Times are seconds since 1970.
+    """A text that was read on purpose and can be named, under one model and format. Times are seconds since 1970.
 
-    ``tail`` is the key of its last landing point, ``bytes`` the size of the source text. Lists of documents leave
-    ``token_ids`` (little-endian int32) and ``text`` out. ``root`` b"": that of the store's own layout.
+    ``tail`` is the key of its last landing point, ``text_bytes`` the size of the source text. Lists of documents leave
+    ``token_ids`` (little-endian int32) and ``text`` out. Identity is ``id`` and ``root``; ``root`` b"" and ``label``
+    "" stand for those of the store's own layout.
     """
 
     id: str
     name: str
     label: str
     tokens: int
-    bytes: int
+    text_bytes: int
     tail: bytes
     pinned: bool = False
     created: float = 0.0
@@ -89,8 +90,3 @@ def chain_key(parent: bytes, run: bytes) -> bytes:
     With CONTENT_ROOT as the first parent it is the content key, which is independent of model and format.
     """
     return hashlib.blake2b(parent + run, digest_size=KEY_BYTES).digest()
-
-
-def document_id(tail: bytes) -> str:
-    """The id of a document that ends at ``tail``: reading it again under the same model gives the same id."""
-    return f"doc-{tail.hex()[:24]}"

@@ -1,0 +1,1 @@
+"""The disk tier: records in segment files, an SQLite index over them, and documents."""

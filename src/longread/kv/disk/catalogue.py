@@ -1,0 +1,379 @@
+"""The index over the segments: an SQLite database in WAL mode, shared by all processes of a host.
+
+Knows rows and transactions. Must not know segment files beyond their names and lengths, nor what to evict.
+
+Reads and writes have a connection each, so that a look-up never waits for a commit. A write is one transaction. The
+record in its segment is the truth: a row that contradicts it, or itself, is a miss.
+"""
+
+import sqlite3
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from longread.kv.disk.format import HEADER_BYTES, fault
+from longread.kv.disk.segments import Place
+from longread.kv.records import CONTENT_ROOT, KINDS, Kind, Known, Layout, Record, chain_key
+from longread.spec.errors import StoreDamagedError, StoreError, StoreFullError, StoreReadOnlyError, StoreVersionError
+
+APPLICATION = 0x4C_52_4B_56  # "LRKV" in the file's header: what tells a store from any other SQLite file
+SCHEMA = 1
+BUSY_SECONDS = 10.0
+RING = KINDS.index("ring")
+CACHED_ROWS = 16_384  # of about 1.5 KB each
+BATCH = 500  # keys of one query; SQLite's own limit is 999 in old builds
+
+_TABLES = """
+CREATE TABLE roots (
+    id INTEGER PRIMARY KEY, root BLOB NOT NULL UNIQUE, label TEXT NOT NULL, dtype TEXT NOT NULL,
+    page_bytes INTEGER NOT NULL, ring_bytes INTEGER NOT NULL);
+CREATE TABLE segments (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE, bytes INTEGER NOT NULL);
+CREATE TABLE records (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, root INTEGER NOT NULL, kind INTEGER NOT NULL, key BLOB NOT NULL,
+    parent BLOB NOT NULL, depth INTEGER NOT NULL, content BLOB, segment INTEGER NOT NULL, offset INTEGER NOT NULL,
+    size INTEGER NOT NULL, used INTEGER NOT NULL, UNIQUE (key, kind));
+CREATE INDEX records_by_parent ON records (parent);
+CREATE INDEX records_by_content ON records (content) WHERE content IS NOT NULL;
+CREATE INDEX records_by_segment ON records (segment, size);
+CREATE TABLE runs (record INTEGER PRIMARY KEY, run BLOB NOT NULL);
+CREATE TABLE documents (
+    id TEXT NOT NULL, root INTEGER NOT NULL, name TEXT NOT NULL, tokens INTEGER NOT NULL, bytes INTEGER NOT NULL,
+    tail BLOB NOT NULL, created REAL NOT NULL, used REAL NOT NULL, pinned INTEGER NOT NULL,
+    token_ids BLOB NOT NULL, text BLOB, PRIMARY KEY (id, root));
+"""
+# The long runs have a table of their own, so that what eviction scans stays small.
+_ROWS = """
+SELECT r.id, r.kind, r.key, r.parent, r.depth, coalesce(u.run, x''), s.name, r.offset, r.size,
+       EXISTS (SELECT 1 FROM records g WHERE g.key = r.key AND g.kind = 2)
+FROM records r JOIN segments s ON s.id = r.segment LEFT JOIN runs u ON u.record = r.id
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """An index row: what is known of a record, and where it lies."""
+
+    id: int
+    known: Known
+    place: Place
+
+
+def now() -> int:
+    """Microseconds since 1970, the unit of ``used``."""
+    return time.time_ns() // 1000
+
+
+class Catalogue:
+    """Index rows by key, parent and content. Safe from any thread."""
+
+    def __init__(self, path: Path, read_only: bool):
+        """Raises StoreError and its kinds."""
+        self.path = path
+        self.read_only = read_only
+        self.unsound: set[int] = set()  # rows found that cannot be what was written, to be deleted by the next write
+        self._read_lock = threading.Lock()
+        self._write_lock = threading.RLock()
+        self._cache: dict[tuple[int, bytes], Row] = {}
+        self._version = -1
+        with translated(path):
+            self._writer = None if read_only else _connect(path, write=True)
+            try:
+                if self._writer is not None:
+                    _prepare(self._writer)
+                self._reader = _connect_reader(path, self._writer is not None)
+                _check_schema(self._reader, path)
+            except BaseException:
+                if self._writer is not None:
+                    self._writer.close()
+                raise
+
+    def close(self) -> None:
+        with self._write_lock, self._read_lock, translated(self.path):
+            self._reader.close()
+            if self._writer is not None:
+                self._writer.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """One write transaction: all of it or nothing. Raises StoreError."""
+        with self._write_lock, translated(self.path):
+            if self._writer is None:
+                raise StoreReadOnlyError(f"{self.path.parent}: the store was opened for reading only")
+            self._writer.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._writer
+                self._writer.execute("COMMIT")
+            except BaseException:
+                if self._writer.in_transaction:
+                    self._writer.execute("ROLLBACK")
+                raise
+
+    def query(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple]:
+        """All rows of a read. Raises StoreError."""
+        with self._read_lock, translated(self.path):
+            return self._reader.execute(sql, parameters).fetchall()
+
+    def get(self, kind: Kind, key: bytes) -> Row | None:
+        number = KINDS.index(kind)
+        with self._read_lock, translated(self.path):
+            self._refresh()
+            row = self._cache.get((number, key))
+            if row is None:
+                found = self._reader.execute(_ROWS + "WHERE r.key = ? AND r.kind = ?", (key, number)).fetchone()
+                row = self._accept(found) if found else None
+            return row
+
+    def get_many(self, kind: Kind, keys: Sequence[bytes]) -> dict[bytes, Row]:
+        """The rows of those keys that are there."""
+        number, rows = KINDS.index(kind), {}
+        with self._read_lock, translated(self.path):
+            self._refresh()
+            missing = []
+            for key in keys:
+                row = self._cache.get((number, key))
+                if row is None:
+                    missing.append(key)
+                else:
+                    rows[key] = row
+            for start in range(0, len(missing), BATCH):
+                part = missing[start : start + BATCH]
+                marks = ",".join("?" * len(part))
+                sql = f"{_ROWS}WHERE r.key IN ({marks}) AND r.kind = {number}"
+                for found in self._reader.execute(sql, part):
+                    row = self._accept(found)
+                    if row is not None:
+                        rows[row.known.key] = row
+        return rows
+
+    def children(self, parent: bytes, limit: int) -> list[Row]:
+        """Pages and tails after ``parent``, those used last first."""
+        sql = f"{_ROWS}WHERE r.parent = ? AND r.kind <> {RING} ORDER BY r.used DESC LIMIT ?"
+        with self._read_lock, translated(self.path):
+            self._refresh()
+            rows = (self._accept(found) for found in self._reader.execute(sql, (parent, limit)).fetchall())
+            return [row for row in rows if row is not None]
+
+    def every(self, where: str = "1", parameters: Sequence[object] = ()) -> Iterator[Row]:
+        """All rows that make sense, in the order in which they lie on the disk; not cached."""
+        after = (-1, -1)
+        while True:
+            with self._read_lock, translated(self.path):
+                sql = f"{_ROWS}WHERE (r.segment, r.offset) > (?, ?) AND {where} ORDER BY r.segment, r.offset LIMIT 256"
+                sql = sql.replace("SELECT r.id", "SELECT r.segment, r.id", 1)
+                found = self._reader.execute(sql, (*after, *parameters)).fetchall()
+            if not found:
+                return
+            after = (found[-1][0], found[-1][8])
+            for each in found:
+                row = row_of(each[1:])
+                if row is not None:
+                    yield row
+
+    def root_id(self, layout: Layout) -> int:
+        """The number of a cache root, entered if it is new. Raises StoreError if it is known with other sizes."""
+        sql = "SELECT id, page_bytes, ring_bytes FROM roots WHERE root = ?"
+        found = self.query(sql, (layout.root,))
+        if not found and not self.read_only:
+            values = (layout.root, layout.label, layout.dtype, layout.page_bytes, layout.ring_bytes)
+            with self.transaction() as write:
+                write.execute(
+                    "INSERT INTO roots (root, label, dtype, page_bytes, ring_bytes) VALUES (?, ?, ?, ?, ?) "
+                    "ON CONFLICT (root) DO NOTHING",
+                    values,
+                )
+            found = self.query(sql, (layout.root,))
+        if not found:
+            return -1
+        if found[0][1:] != (layout.page_bytes, layout.ring_bytes):
+            raise StoreError(
+                f"{self.path.parent}: the store has {layout.label} with pages of {found[0][1]} and rings of "
+                f"{found[0][2]} bytes, this process makes {layout.page_bytes} and {layout.ring_bytes}; "
+                f"use another store folder"
+            )
+        return int(found[0][0])
+
+    def layouts(self) -> dict[int, Layout]:
+        sql = "SELECT id, root, label, dtype, page_bytes, ring_bytes FROM roots"
+        return {row[0]: Layout(*row[1:]) for row in self.query(sql)}
+
+    def _refresh(self) -> None:
+        """Forget cached rows once anybody has committed anything: another process may have dropped them."""
+        version = self._reader.execute("PRAGMA data_version").fetchone()[0]
+        if version != self._version:
+            self._version = version
+            self._cache.clear()
+
+    def _accept(self, found: tuple) -> Row | None:
+        row = row_of(found)
+        if row is None:
+            if isinstance(found[0], int):
+                self.unsound.add(found[0])
+            return None
+        if len(self._cache) >= CACHED_ROWS:
+            self._cache.clear()
+        self._cache[found[1], row.known.key] = row
+        return row
+
+
+def row_of(found: tuple) -> Row | None:
+    """A row as the queries above give it; None if it contradicts itself (bits of the database have changed)."""
+    number, kind, key, parent, depth, run, name, offset, size, has_ring = found
+    whole = all(isinstance(value, int) for value in (number, kind, depth, offset, size))
+    if not whole or not all(isinstance(value, bytes) for value in (key, parent, run)) or not isinstance(name, str):
+        return None
+    if not 0 <= kind < len(KINDS) or fault(KINDS[kind], key, parent, depth, run) is not None:
+        return None
+    if offset < 0 or size < HEADER_BYTES + len(run) or "/" in name or "\0" in name:
+        return None
+    known = Known(KINDS[kind], key, parent, depth, run, bool(has_ring))
+    return Row(number, known, Place(name, offset, size))
+
+
+def insert(
+    write: sqlite3.Connection, root: int, placed: Iterable[tuple[Record, Place]], lengths: Mapping[str, int]
+) -> int:
+    """Enter records and the lengths of their segments, inside a transaction. Returns the bytes that are new: what
+    another process has entered meanwhile stays its own.
+    """
+    segments: dict[str, int] = {}
+    for name, size in lengths.items():
+        write.execute(
+            "INSERT INTO segments (name, bytes) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET bytes = excluded.bytes",
+            (name, size),
+        )
+        segments[name] = write.execute("SELECT id FROM segments WHERE name = ?", (name,)).fetchone()[0]
+    contents: dict[bytes, bytes | None] = {}
+    used, total = now(), 0
+    for record, place in placed:
+        content = _content(write, contents, record)
+        done = write.execute(
+            "INSERT INTO records (root, kind, key, parent, depth, content, segment, offset, size, used) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key, kind) DO NOTHING",
+            (
+                root,
+                KINDS.index(record.kind),
+                record.key,
+                record.parent,
+                record.depth,
+                content,
+                segments[place.segment],
+                place.offset,
+                place.size,
+                used,
+            ),
+        )
+        if done.rowcount:
+            total += place.size
+            if record.run:
+                write.execute("INSERT INTO runs (record, run) VALUES (?, ?)", (done.lastrowid, record.run))
+    return total
+
+
+def delete(write: sqlite3.Connection, numbers: Sequence[int]) -> None:
+    """Take records out of the index, inside a transaction."""
+    rows = [(number,) for number in numbers]
+    write.executemany("DELETE FROM runs WHERE record = ?", rows)
+    write.executemany("DELETE FROM records WHERE id = ?", rows)
+
+
+def _content(write: sqlite3.Connection, contents: dict[bytes, bytes | None], record: Record) -> bytes | None:
+    """The content key of a page or tail; None for a ring, and where the page before it has none."""
+    if record.kind == "ring":
+        return None
+    before: bytes | None = CONTENT_ROOT
+    if record.depth > 1:
+        if record.parent not in contents:
+            found = write.execute("SELECT content FROM records WHERE key = ? AND kind = 0", (record.parent,)).fetchone()
+            contents[record.parent] = found[0] if found else None
+        before = contents[record.parent]
+    contents[record.key] = None if before is None else chain_key(before, record.run)
+    return contents[record.key]
+
+
+@contextmanager
+def translated(path: Path) -> Iterator[None]:
+    """SQLite's and the system's errors as ours, with what to do next."""
+    folder = path.parent
+    try:
+        yield
+    except sqlite3.Error as error:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code == sqlite3.SQLITE_FULL:
+            raise StoreFullError(f"{folder}: the disk is full; free space, or give the store a smaller size") from error
+        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            raise StoreDamagedError(
+                f"{path}: the index is damaged ({error}); `longread store verify --rebuild --store {folder}` builds it "
+                f"again from the records"
+            ) from error
+        if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
+            raise StoreReadOnlyError(f"{folder}: the store cannot be written to ({error})") from error
+        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            raise StoreError(
+                f"{folder}: another process has kept the index locked for {BUSY_SECONDS:.0f} s; try again"
+            ) from error
+        raise StoreError(f"{path}: {error}") from error
+
+
+def _connect(path: Path, *, write: bool, immutable: bool = False) -> sqlite3.Connection:
+    mode = "rwc" if write else "ro"
+    uri = f"{path.absolute().as_uri()}?mode={mode}{'&immutable=1' if immutable else ''}"
+    connection = sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+    try:
+        # Sorting and temporary tables stay in memory: the disk may be full or read-only.
+        connection.execute("PRAGMA temp_store = MEMORY")
+        connection.execute("PRAGMA cell_size_check = ON")
+        if write:
+            connection.execute("PRAGMA journal_mode = WAL")
+            # A power cut must not bring back rows whose segments were deleted after the commit.
+            connection.execute("PRAGMA synchronous = FULL")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _connect_reader(path: Path, writable: bool) -> sqlite3.Connection:
+    reader = _connect(path, write=False)
+    try:
+        reader.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+        return reader
+    except sqlite3.OperationalError:
+        reader.close()
+        log = path.with_name(path.name + "-wal")
+        if writable or (log.exists() and log.stat().st_size):
+            raise
+        # A folder that nobody can write to has no place for WAL's shared memory; with no log left, none is needed.
+        return _connect(path, write=False, immutable=True)
+
+
+def _prepare(writer: sqlite3.Connection) -> None:
+    """Make the tables in a new database. Two processes may try at once: one transaction decides."""
+    if writer.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
+        return
+    writer.execute("BEGIN IMMEDIATE")
+    try:
+        if not writer.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
+            for statement in _TABLES.split(";"):
+                writer.execute(statement)
+            writer.execute(f"PRAGMA application_id = {APPLICATION}")
+            writer.execute(f"PRAGMA user_version = {SCHEMA}")
+        writer.execute("COMMIT")
+    except BaseException:
+        if writer.in_transaction:
+            writer.execute("ROLLBACK")
+        raise
+
+
+def _check_schema(reader: sqlite3.Connection, path: Path) -> None:
+    application = reader.execute("PRAGMA application_id").fetchone()[0]
+    version = reader.execute("PRAGMA user_version").fetchone()[0]
+    if application != APPLICATION:
+        raise StoreVersionError(f"{path}: an SQLite database, but not a Longread store; use another folder")
+    if version != SCHEMA:
+        raise StoreVersionError(
+            f"{path}: a store of format {version}; this version of longread reads format {SCHEMA}: use another folder, "
+            f"or the version that wrote it"
+        )

@@ -1,0 +1,249 @@
+"""Segment files: records one after another, written by one process each, read by all.
+
+Knows files, offsets and locks. Must not know what is indexed.
+
+A segment is only ever appended to, cut back to what was committed, or deleted whole. Its writer holds an exclusive
+flock on it for as long as it may append; whoever gets that lock knows that nobody writes there any more. Deleting a
+file that somebody is reading is harmless: an open file lives on.
+"""
+
+import fcntl
+import os
+import secrets
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from longread.kv.disk.format import HEADER_BYTES, Head, is_whole, pack, parse
+from longread.kv.records import Record
+
+SEGMENT_BYTES = 256 * 2**20
+SUFFIX = ".seg"
+OPEN_FILES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a record lies."""
+
+    segment: str
+    offset: int
+    size: int
+
+
+class SegmentReader:
+    """Reads from any segment in a folder, keeping the files open that were read last. Safe from any thread."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self._lock = threading.Lock()
+        self._open: OrderedDict[str, int] = OrderedDict()
+        self._busy: dict[int, int] = {}  # file descriptor -> reads under way; a descriptor in use is never closed
+
+    def read(self, place: Place, payload: memoryview) -> tuple[Head, bytes] | None:
+        """Read the record at ``place`` with its payload into ``payload``; its header and run if all of it is whole.
+
+        None: the file is gone or too short, or the bytes are not those that were written. Raises OSError for a disk
+        that cannot be read.
+        """
+        run_bytes = place.size - HEADER_BYTES - len(payload)
+        if run_bytes < 0:
+            return None
+        header, run = bytearray(HEADER_BYTES), bytearray(run_bytes)
+        try:
+            with self._file(place.segment) as file:
+                done = _fill(file, [header, run, payload], place.offset)
+        except FileNotFoundError:
+            return None
+        head = parse(header) if done == place.size else None
+        if head is None or head.size != place.size or head.run_bytes != run_bytes:
+            return None
+        return (head, bytes(run)) if is_whole(header, run, payload) else None
+
+    def record(self, place: Place) -> tuple[Head, Record] | None:
+        """The whole record at ``place``, in memory of its own; None as for ``read``."""
+        header = bytearray(HEADER_BYTES)
+        try:
+            with self._file(place.segment) as file:
+                head = parse(header) if _fill(file, [header], place.offset) == HEADER_BYTES else None
+        except FileNotFoundError:
+            return None
+        if head is None or head.size != place.size:
+            return None
+        payload = bytearray(head.payload_bytes)
+        found = self.read(place, memoryview(payload))
+        return (head, Record(head.kind, head.key, head.parent, head.depth, found[1], payload)) if found else None
+
+    def forget(self, name: str) -> None:
+        """Close a segment that was deleted, so that its space is given back."""
+        with self._lock:
+            file = self._open.pop(name, None)
+            if file is not None and not self._busy.get(file):
+                os.close(file)
+
+    def close(self) -> None:
+        with self._lock:
+            names = list(self._open)
+        for name in names:
+            self.forget(name)
+
+    @contextmanager
+    def _file(self, name: str) -> Iterator[int]:
+        with self._lock:
+            file = self._open.get(name)
+            if file is None:
+                file = os.open(self.folder / name, os.O_RDONLY | os.O_CLOEXEC)
+                self._open[name] = file
+            self._open.move_to_end(name)
+            self._busy[file] = self._busy.get(file, 0) + 1
+            self._trim()
+        try:
+            yield file
+        finally:
+            with self._lock:
+                self._busy[file] -= 1
+                if not self._busy[file]:
+                    del self._busy[file]
+                    if self._open.get(name) != file:  # forgotten meanwhile
+                        os.close(file)
+
+    def _trim(self) -> None:
+        for name in list(self._open):
+            if len(self._open) <= OPEN_FILES:
+                return
+            if not self._busy.get(self._open[name]):
+                os.close(self._open.pop(name))
+
+
+@dataclass(slots=True)
+class _File:
+    name: str
+    descriptor: int
+    size: int
+
+
+class SegmentWriter:
+    """Appends records in batches that are kept whole or not at all. Not thread-safe: one batch at a time."""
+
+    def __init__(self, folder: Path, segment_bytes: int):
+        self.folder = folder
+        self.segment_bytes = segment_bytes
+        self._current: _File | None = None
+        self._batch: dict[str, tuple[_File, int]] = {}  # files of this batch, and their length before it
+
+    def append(self, record: Record, root: bytes) -> Place:
+        """Raises OSError (the disk is full...); then ``rollback``."""
+        head = pack(record, root)
+        size = len(head) + len(record.payload)
+        file = self._current
+        if file is None or (file.size and file.size + size > self.segment_bytes):
+            file = self._current = self._create()
+        self._batch.setdefault(file.name, (file, file.size))
+        _drain(file.descriptor, [head, record.payload], file.size)
+        place = Place(file.name, file.size, size)
+        file.size += size
+        return place
+
+    def sync(self) -> dict[str, int]:
+        """Put the batch on the disk. Returns the length of each file in it, to be committed with it."""
+        for file, _ in self._batch.values():
+            os.fdatasync(file.descriptor)
+        if any(before == 0 for _, before in self._batch.values()):
+            sync_folder(self.folder)
+        return {name: file.size for name, (file, _) in self._batch.items()}
+
+    def commit(self) -> None:
+        """The batch is indexed: it stays."""
+        for file, _ in self._batch.values():
+            if file is not self._current:
+                os.close(file.descriptor)
+        self._batch.clear()
+
+    def rollback(self) -> None:
+        """The batch is not indexed: cut it off again."""
+        for file, before in self._batch.values():
+            if before:
+                os.ftruncate(file.descriptor, before)
+                file.size = before
+            else:
+                (self.folder / file.name).unlink(missing_ok=True)
+            if file is not self._current or not before:
+                os.close(file.descriptor)
+            if file is self._current and not before:
+                self._current = None
+        self._batch.clear()
+
+    def finish(self) -> None:
+        """Give up the lock on the current segment: the next batch begins a new one. Not within a batch."""
+        if self._current is not None:
+            os.close(self._current.descriptor)
+            self._current = None
+
+    def _create(self) -> _File:
+        while True:
+            name = f"{secrets.token_hex(8)}{SUFFIX}"
+            path = self.folder / name
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if path.exists():  # between create and lock a garbage collection may have taken it for an orphan
+                return _File(name, descriptor, 0)
+            os.close(descriptor)
+
+
+@contextmanager
+def unwritten(folder: Path, name: str) -> Iterator[int | None]:
+    """Hold the writer's lock on a segment: its descriptor, or None if its writer lives or it is gone."""
+    try:
+        descriptor = os.open(folder / name, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield None
+        return
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield None
+            return
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make new names in a folder survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _fill(file: int, parts: Sequence[bytearray | memoryview], offset: int) -> int:
+    """Read into all parts in order; returns the bytes read, fewer only at the end of the file."""
+    views = [memoryview(part).cast("B") for part in parts if len(part)]
+    done = 0
+    while views:
+        got = os.preadv(file, views, offset + done)
+        if not got:
+            break
+        done += got
+        views = _behind(views, got)
+    return done
+
+
+def _drain(file: int, parts: Sequence[bytes | bytearray | memoryview], offset: int) -> None:
+    views = [memoryview(part).cast("B") for part in parts if len(part)]
+    while views:
+        put = os.pwritev(file, views, offset)
+        offset += put
+        views = _behind(views, put)
+
+
+def _behind(views: list[memoryview], done: int) -> list[memoryview]:
+    while views and done >= len(views[0]):
+        done -= len(views[0])
+        views = views[1:]
+    return [views[0][done:], *views[1:]] if views else []

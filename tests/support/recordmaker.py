@@ -1,0 +1,41 @@
+"""Chains of small records whose bytes follow from their keys, so that any served byte can be checked."""
+
+import hashlib
+from array import array
+from collections.abc import Iterator, Sequence
+
+from longread.kv.records import ID_BYTES, Kind, Layout, Record, chain_key
+from longread.spec.state import PAGE_TOKENS
+
+ROOT = bytes(range(16))
+SMALL = Layout(ROOT, "tiny", "float32", page_bytes=600, ring_bytes=250)
+
+
+def payload_of(kind: Kind, key: bytes, layout: Layout = SMALL) -> bytes:
+    size = layout.payload_bytes(kind)
+    return hashlib.shake_128(kind.encode() + key).digest(size)
+
+
+def record_of(kind: Kind, parent: bytes, depth: int, run: bytes, layout: Layout = SMALL) -> Record:
+    key = chain_key(parent, run)
+    return Record(kind, key, parent, depth, run, payload_of(kind, key, layout))
+
+
+def ring_of(record: Record, layout: Layout = SMALL) -> Record:
+    return Record("ring", record.key, record.parent, record.depth, b"", payload_of("ring", record.key, layout))
+
+
+def chain_of(tokens: Sequence[int], layout: Layout = SMALL, rings: bool = True) -> list[Record]:
+    """All pages of the tokens, the tail if there is one, and the ring behind the last of them."""
+    data, parent, records = array("i", tokens).tobytes(), layout.root, []
+    for depth, run in enumerate(_runs(data), 1):
+        kind: Kind = "page" if len(run) == PAGE_TOKENS * ID_BYTES else "tail"
+        records.append(record_of(kind, parent, depth, run, layout))
+        parent = records[-1].key
+    return [*records, ring_of(records[-1], layout)] if rings else records
+
+
+def _runs(data: bytes) -> Iterator[bytes]:
+    step = PAGE_TOKENS * ID_BYTES
+    for start in range(0, len(data), step):
+        yield data[start : start + step]
