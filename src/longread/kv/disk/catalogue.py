@@ -10,7 +10,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,17 +78,14 @@ class Catalogue:
         self._write_lock = threading.RLock()
         self._cache: dict[tuple[int, bytes], Row] = {}
         self._version = -1
-        with translated(path):
-            self._writer = None if read_only else _connect(path, write=True)
-            try:
-                if self._writer is not None:
-                    _prepare(self._writer)
-                self._reader = _connect_reader(path, self._writer is not None)
-                _check_schema(self._reader, path)
-            except BaseException:
-                if self._writer is not None:
-                    self._writer.close()
-                raise
+        with translated(path), ExitStack() as opened:
+            self._writer = None
+            if not read_only:
+                self._writer = opened.enter_context(closing(_connect(path, write=True)))
+                _prepare(self._writer)
+            self._reader = opened.enter_context(closing(_connect_reader(path, not read_only)))
+            _check_schema(self._reader, path)
+            opened.pop_all()
 
     def close(self) -> None:
         with self._write_lock, self._read_lock, translated(self.path):
@@ -102,14 +99,8 @@ class Catalogue:
         with self._write_lock, translated(self.path):
             if self._writer is None:
                 raise StoreReadOnlyError(f"{self.path.parent}: the store was opened for reading only")
-            self._writer.execute("BEGIN IMMEDIATE")
-            try:
+            with _all_or_nothing(self._writer):
                 yield self._writer
-                self._writer.execute("COMMIT")
-            except BaseException:
-                if self._writer.in_transaction:
-                    self._writer.execute("ROLLBACK")
-                raise
 
     def query(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple]:
         """All rows of a read. Raises StoreError."""
@@ -321,7 +312,8 @@ def _connect(path: Path, *, write: bool, immutable: bool = False) -> sqlite3.Con
     mode = "rwc" if write else "ro"
     uri = f"{path.absolute().as_uri()}?mode={mode}{'&immutable=1' if immutable else ''}"
     connection = sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
-    try:
+    with ExitStack() as undo:
+        undo.callback(connection.close)
         # Sorting and temporary tables stay in memory: the disk may be full or read-only.
         connection.execute("PRAGMA temp_store = MEMORY")
         connection.execute("PRAGMA cell_size_check = ON")
@@ -329,9 +321,7 @@ def _connect(path: Path, *, write: bool, immutable: bool = False) -> sqlite3.Con
             connection.execute("PRAGMA journal_mode = WAL")
             # A power cut must not bring back rows whose segments were deleted after the commit.
             connection.execute("PRAGMA synchronous = FULL")
-    except BaseException:
-        connection.close()
-        raise
+        undo.pop_all()
     return connection
 
 
@@ -353,18 +343,23 @@ def _prepare(writer: sqlite3.Connection) -> None:
     """Make the tables in a new database. Two processes may try at once: one transaction decides."""
     if writer.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
         return
-    writer.execute("BEGIN IMMEDIATE")
-    try:
+    with _all_or_nothing(writer):
         if not writer.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
             for statement in _TABLES.split(";"):
                 writer.execute(statement)
             writer.execute(f"PRAGMA application_id = {APPLICATION}")
             writer.execute(f"PRAGMA user_version = {SCHEMA}")
+
+
+@contextmanager
+def _all_or_nothing(writer: sqlite3.Connection) -> Iterator[None]:
+    writer.execute("BEGIN IMMEDIATE")
+    try:
+        yield
         writer.execute("COMMIT")
-    except BaseException:
+    finally:
         if writer.in_transaction:
             writer.execute("ROLLBACK")
-        raise
 
 
 def _check_schema(reader: sqlite3.Connection, path: Path) -> None:

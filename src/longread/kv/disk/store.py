@@ -14,7 +14,7 @@ import fcntl
 import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from errno import EDQUOT, ENOSPC, EROFS
 from pathlib import Path
 
@@ -166,16 +166,14 @@ class DiskStore:
 
     def _commit(self, records: Iterable[Record], layout: Layout, root: int, document: DocumentInfo | None) -> int:
         placed: list[tuple[Record, Place]] = []
-        try:
+        with ExitStack() as undo:
+            undo.callback(self._writer.rollback)
             for record in records:
-                place = self._writer.append(record, layout.root)
-                placed.append((record, place))
+                placed.append((record, self._writer.append(record, layout.root)))
             lengths = self._writer.sync()
             with self._catalogue.transaction() as write:
                 total = index.insert(write, root, placed, lengths)
-        except BaseException:
-            self._writer.rollback()
-            raise
+            undo.pop_all()
         self._writer.commit()
         return total
 
