@@ -48,17 +48,40 @@ class TextPart(WireModel):
     text: str
 
 
-def _text_parts(value: object) -> object:
-    """Refuse images, audio and files by name: pydantic would only say that the literal does not match."""
-    if isinstance(value, list):
-        for part in value:
-            kind = part.get("type") if isinstance(part, dict) else None
-            if isinstance(kind, str) and kind != "text":
-                raise ValueError(f"content part of type {kind!r} is not supported; this server reads text only")
+class DocumentPart(WireModel):
+    """A stored document, in place of its text (an extension of Longread's)."""
+
+    type: Literal["document"]
+    document_id: str
+
+
+_PART_TEXT = {"text": "text", "document": "document_id"}  # where each kind of part has its one text
+
+
+def _known_parts(value: object) -> object:
+    """Refuse images, audio and files by name, and say what a part lacks: a union's own error would only say that a list
+    is no text.
+    """
+    for i, part in enumerate(value if isinstance(value, list) else ()):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if not isinstance(kind, str):
+            raise ValueError(f"part {i} must be an object with a type, got {_show(part)}")
+        if kind not in _PART_TEXT:
+            raise ValueError(
+                f"content part of type {kind!r} is not supported; this server reads text only, sent as "
+                "{'type': 'text', 'text': ...} or stored before, as {'type': 'document', 'document_id': ...}"
+            )
+        field = _PART_TEXT[kind]
+        if not isinstance(part.get(field), str):
+            raise ValueError(f"part {i} of type {kind!r} needs {field}, a text; got {_show(part.get(field))}")
+        if len(part) > 2:
+            more = next(name for name in part if name not in ("type", field))
+            raise ValueError(f"part {i} of type {kind!r} has no field {more[:64]!r}")
     return value
 
 
-Content = Annotated[str | list[TextPart] | None, BeforeValidator(_text_parts)]
+Part = Annotated[TextPart | DocumentPart, Field(discriminator="type")]
+Content = Annotated[str | list[Part] | None, BeforeValidator(_known_parts)]
 
 
 class FunctionCall(WireModel):
@@ -107,12 +130,13 @@ class Message(WireModel):
         """The reasoning, under whichever of its names it came."""
         return self.reasoning if self.reasoning is not None else self.reasoning_content
 
-    @property
-    def texts(self) -> tuple[str, ...]:
-        """The content's texts; none where content is null."""
+    def texts(self, documents: Mapping[str, str]) -> tuple[str, ...]:
+        """The content's texts, a named document's its text in ``documents``; none where content is null."""
         if self.content is None:
             return ()
-        return (self.content,) if isinstance(self.content, str) else tuple(part.text for part in self.content)
+        if isinstance(self.content, str):
+            return (self.content,)
+        return tuple(part.text if isinstance(part, TextPart) else documents[part.document_id] for part in self.content)
 
 
 def _function_schema(value: dict[str, Any]) -> dict[str, Any]:
@@ -332,6 +356,16 @@ class PromptFields(WireModel):
                     f"continue_final_message needs a last message of role 'assistant', got {self.messages[-1].role!r}"
                 )
         return self
+
+    @property
+    def named_documents(self) -> Mapping[str, str]:
+        """The id of each document that the messages name, and the field that names it (first)."""
+        found: dict[str, str] = {}
+        for i, message in enumerate(self.messages):
+            for j, part in enumerate(message.content if isinstance(message.content, list) else ()):
+                if isinstance(part, DocumentPart):
+                    found.setdefault(part.document_id, f"messages[{i}].content[{j}].document_id")
+        return found
 
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]

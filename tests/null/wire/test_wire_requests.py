@@ -315,7 +315,7 @@ def test_schema_text_that_is_no_json_is_refused():
 
 def test_tokenize_and_detokenize_requests():
     assert validate(TokenizeTextRequest, {"prompt": "x"}).prompt == "x"
-    assert validate(TokenizeChatRequest, ASK).messages[0].texts == ("hi",)
+    assert validate(TokenizeChatRequest, ASK).messages[0].texts({}) == ("hi",)
     assert validate(DetokenizeRequest, {"tokens": [1, 2]}).tokens == [1, 2]
     with pytest.raises(InvalidRequestError, match=r"tokens\[1\]"):
         validate(DetokenizeRequest, {"tokens": [1, -2]})

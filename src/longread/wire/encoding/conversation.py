@@ -74,25 +74,27 @@ def to_json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _turn(message: Message) -> Turn:
+def _turn(message: Message, documents: Mapping[str, str]) -> Turn:
     calls = tuple(Call(call.id or "", call.function.name, call.function.arguments) for call in message.tool_calls or ())
     role = "system" if message.role == "developer" else message.role
-    return Turn(role, message.texts, message.thoughts or "", calls, message.tool_call_id or "")
+    return Turn(role, message.texts(documents), message.thoughts or "", calls, message.tool_call_id or "")
 
 
 def conversation(
     request: ChatRequest | TokenizeChatRequest,
     abilities: Abilities,
     defaults: ChatTemplateKwargs | None = None,
+    documents: Mapping[str, str] | None = None,
 ) -> Conversation:
     """Decide the switches. ``defaults`` are the server's own chat_template_kwargs; what the request says wins.
+    ``documents``: the text of each of ``request.named_documents``, which stands in the prompt as if it had been sent.
 
     Raises InvalidRequestError for a switch, an effort or a ``drop_thinking`` that the family does not have, and for
     tool results that answer no call.
     """
     asked = request.chat_template_kwargs or ChatTemplateKwargs()
     thinking, effort = _decide(request.reasoning_effort, asked, defaults or ChatTemplateKwargs(), abilities)
-    turns = tuple(_turn(message) for message in request.messages)
+    turns = tuple(_turn(message, documents or {}) for message in request.messages)
     _check_tool_results(turns)
     final = bool(request.continue_final_message)
     drop = next((k.drop_thinking for k in (asked, defaults) if k is not None and k.drop_thinking is not None), True)
