@@ -4,11 +4,11 @@ Reads everything, changes nothing. O(pages + published tokens).
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from longread.kv.index import Entry, PrefixIndex
-from longread.kv.lease import Lease
+from longread.kv.lease import Lease, Load
 from longread.kv.pool import PagePool
 from longread.kv.snapshots import SnapshotPool
 from longread.spec.state import PAGE_TOKENS, page_hash
@@ -16,9 +16,12 @@ from longread.spec.state import PAGE_TOKENS, page_hash
 Leases = Mapping[int, Lease]
 
 
-def pages(pool: PagePool, index: PrefixIndex, leases: Leases) -> Iterator[str]:
-    """Free + held + cached = all, without overlap; references are the leases'; kept pages are the published ones."""
+def pages(pool: PagePool, index: PrefixIndex, leases: Leases, loads: Sequence[Load]) -> Iterator[str]:
+    """Free + held + cached = all, without overlap; references are the leases' and loads'; kept pages are the published
+    ones.
+    """
     references = Counter(page for lease in leases.values() for page in lease.pages)
+    references.update(page for load in loads for page in load.pages)
     runs = pool.free.runs()
     free = {page for start, end in runs for page in range(start, end)}
     if len(free) != len(pool.free) or any(left[1] >= right[0] for left, right in pairwise(runs)):
@@ -35,6 +38,14 @@ def pages(pool: PagePool, index: PrefixIndex, leases: Leases) -> Iterator[str]:
             yield f"page {page}: held {held}, cached {cached}, free {page in free}"
         if (cached and not published) or (published and page in free):
             yield f"page {page}: published {published}, cached {cached}, free {page in free}"
+
+
+def loads(pool: PagePool, index: PrefixIndex, loading: Sequence[Load]) -> Iterator[str]:
+    """A page that is being filled is nobody else's and publishes nothing."""
+    for load in loading:
+        for page in load.pages[load.shared :]:
+            if pool.references[page] != 1 or page in index.on_page:
+                yield f"page {page} is being loaded: {pool.references[page]} holders, on index {page in index.on_page}"
 
 
 def slots(free: list[int], count: int, leases: Leases) -> Iterator[str]:
@@ -105,9 +116,9 @@ def shared_pages(index: PrefixIndex, leases: Leases) -> Iterator[str]:
                     yield f"slot {slot}: page {page} publishes other tokens than the lease has there"
 
 
-def snapshots(pool: SnapshotPool[Entry], index: PrefixIndex, leases: Leases) -> Iterator[str]:
-    """Free + held = all; entry and row know each other; a rolling snapshot is known to its lease."""
-    rows = sorted([*pool.free, *pool.owners, *pool.doomed])
+def snapshots(pool: SnapshotPool[Entry], index: PrefixIndex, leases: Leases, loading: Sequence[Load]) -> Iterator[str]:
+    """Free + held + loading = all; entry and row know each other; a rolling snapshot is known to its lease."""
+    rows = sorted([*pool.free, *pool.owners, *pool.doomed, *(load.row for load in loading if load.row is not None)])
     if rows != list(range(pool.count)):
         yield f"snapshots free + held are {rows}, not 0 .. {pool.count - 1}"
     owned = {entry.snapshot: entry for entry in index.entries.values() if entry.snapshot is not None}

@@ -15,8 +15,9 @@ from math import lcm
 
 from longread.kv import audit
 from longread.kv.chain import TokenChain, common_tokens, encode
+from longread.kv.evicted import EvictedKeys
 from longread.kv.index import Entry, PrefixIndex
-from longread.kv.lease import Lease, Match, StateStore
+from longread.kv.lease import Lease, Load, Match, StateStore, TierHooks
 from longread.kv.policy import SNAPSHOT_INTERVAL, next_landing_point, promised_point
 from longread.kv.pool import PagePool
 from longread.kv.snapshots import SnapshotPool
@@ -68,6 +69,9 @@ class KVCache:
         self.free_slots = list(range(num_slots - 1, -1, -1))
         self.num_slots = num_slots
         self.leases: dict[int, Lease] = {}  # by slot
+        self.loads: list[Load] = []  # pages on their way from slower tiers
+        self.tiers: TierHooks | None = None  # set once by whoever keeps them
+        self.evicted = EvictedKeys()
         self.prefix_queries = 0  # tokens of the prompts that ``count_lookup`` was told of
         self.prefix_hits = 0  # tokens of them that were reused
         self.pages_evicted = 0
@@ -235,6 +239,8 @@ class KVCache:
         while self.enable_prefix_caching and (len(lease.hashes) + 1) * PAGE_TOKENS <= stop:
             self._hash_next(lease)
             self._publish(lease, len(lease.hashes))
+        if self.tiers is not None and self.enable_prefix_caching:
+            self.tiers.advanced(lease, start)
 
     def snapshot(self, lease: Lease, *, rolling: bool = False) -> bool:
         """Publish the lease's position as a landing point: its partial page, and for ring models the ring state.
@@ -250,9 +256,13 @@ class KVCache:
         tokens = lease.tokens[whole * PAGE_TOKENS :]
         key = page_hash(parent.key, tokens) if length else parent.key
         if self.has_rings:
-            return self._publish_snapshot(lease, key, parent, encode(tokens), rolling)
-        if length and not self.index.extends(parent, encode(tokens)):
+            if not self._publish_snapshot(lease, key, parent, encode(tokens), rolling):
+                return False
+        elif length and not self.index.extends(parent, encode(tokens)):
             self._add(key, parent, encode(tokens), lease.pages[whole])
+        if self.tiers is not None and not rolling:
+            # Without rings a longer sibling stands for this point, and has landed itself.
+            self.tiers.landed(lease, self.index.get(key) or parent)
         return True
 
     def _publish_snapshot(self, lease: Lease, key: bytes, parent: Entry, run: bytes, rolling: bool) -> bool:
@@ -314,16 +324,60 @@ class KVCache:
         lease.rolling = None
         self._abandon(lease)
 
+    def begin_load(self, chain: TokenChain, shared: int, wanted: int, ring: bool) -> Load:
+        """Reserve what a load from a slower tier needs: the first ``shared`` pages of ``chain``, which are published
+        and are held so that the chain does not break meanwhile, ``wanted`` pages to fill, and with ``ring`` a snapshot
+        row. Raises CapacityError.
+        """
+        entries = [self.index.entries[chain.page_hash(page)] for page in range(shared)]
+        if wanted > self.pool.available - sum(entry.page in self.pool.cached for entry in entries):
+            raise CapacityError(f"{wanted} pages wanted for a load, {self.pool.available} are free or cached")
+        row = self._snapshot_row() if ring else None
+        if ring and row is None:
+            raise CapacityError(f"all {self.snapshots.count} snapshot rows are in use")
+        load = Load(chain, shared, [entry.page for entry in entries], row)
+        for page in load.pages:
+            self.pool.hold(page)
+        if wanted:
+            room = max(wanted, pages_for(len(chain)) - shared)
+            load.pages.extend(self._take(wanted, load.pages[-1] if shared else None, room))
+        self.loads.append(load)
+        return load
+
+    def end_load(self, load: Load, whole: int, tail: tuple[bytes, bytes] | None, ring: bool) -> None:
+        """Publish what a load brought, exactly like what was computed, and give the rest back.
+
+        ``whole``: so many pages of the chain are there, the shared ones included. ``tail``: key and run of what the
+        next page holds. ``ring``: the row holds the ring state behind the last of them. What somebody else has
+        published meanwhile stays as it is, and the loaded copy goes.
+        """
+        at = self.index.root
+        for page in range(whole):
+            key, run = load.chain.page_hash(page), load.chain.run(page * PAGE_TOKENS, (page + 1) * PAGE_TOKENS)
+            at = self.index.get(key) or self._add(key, at, run, load.pages[page])
+        if tail is not None and self.has_rings <= ring:  # a tail of a ring model is nothing without its snapshot
+            at = self.index.get(tail[0]) or self._add(tail[0], at, tail[1], load.pages[whole])
+        if load.row is not None:
+            if ring and at.parent is not None and at.snapshot is None:
+                at.snapshot = load.row
+                self.snapshots.attach(load.row, at)
+            else:
+                self.snapshots.release(load.row)
+        self.loads.remove(load)
+        for page in reversed(load.pages):
+            self._release(page)
+
     def check(self) -> None:
         """Audit everything, O(pages + published tokens). Raises AssertionError that lists each difference."""
         rings, caching = self.has_rings, self.enable_prefix_caching
         differences = [
-            *audit.pages(self.pool, self.index, self.leases),
+            *audit.pages(self.pool, self.index, self.leases, self.loads),
+            *audit.loads(self.pool, self.index, self.loads),
             *audit.slots(self.free_slots, self.num_slots, self.leases),
             *audit.positions(self.pool, self.leases, caching),
             *audit.tree(self.index, rings, caching),
             *audit.shared_pages(self.index, self.leases),
-            *audit.snapshots(self.snapshots, self.index, self.leases),
+            *audit.snapshots(self.snapshots, self.index, self.leases, self.loads),
         ]
         if differences:
             raise AssertionError("prefix cache audit:\n" + "\n".join(differences))
@@ -390,8 +444,15 @@ class KVCache:
             page = max(self.pool.cached, key=lambda p: (self.index.on_page[p][0].depth, p))
         for entry in list(self.index.on_page[page]):
             for each in self.index.subtree(entry):
+                self._lose(each)
                 self._remove(each)
         self.pages_evicted += 1
+
+    def _lose(self, entry: Entry, page: bool = True) -> None:
+        """Content is about to be evicted: the slower tiers may keep it, and a later miss can say so."""
+        self.evicted.add(entry, page)
+        if self.tiers is not None:
+            self.tiers.evicting(entry, page)
 
     def _remove(self, entry: Entry) -> None:
         """Unpublish one entry; its page becomes free if nothing else keeps it."""
@@ -446,6 +507,7 @@ class KVCache:
             victim = self.snapshots.oldest()
             if victim is not None:
                 self.snapshots_evicted += 1
+                self._lose(victim, page=not victim.full)
                 self._drop_snapshot(victim)
                 row = self.snapshots.acquire()
         return row

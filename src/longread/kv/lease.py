@@ -34,6 +34,48 @@ class StateStore(Protocol):
         ...
 
 
+class RecordStore(Protocol):
+    """Moves content between the storage and records (kv/records.py); implemented over tensors.
+
+    ``write_page`` and ``write_ring`` may be called on another thread for pages and rows that are reserved for it.
+    """
+
+    page_bytes: int
+    ring_bytes: int
+
+    def read_page(self, page: int, into: memoryview, tokens: int) -> None:
+        """All rows groups of the rows that ``tokens`` tokens fill, zeros behind; ``into`` has ``page_bytes``."""
+        ...
+
+    def write_page(self, page: int, data: memoryview) -> None:
+        """The reverse, whole."""
+        ...
+
+    def read_ring(self, snapshot: int, into: memoryview) -> None:
+        """A row of the snapshot pool; ``into`` has ``ring_bytes``."""
+        ...
+
+    def write_ring(self, snapshot: int, data: memoryview) -> None:
+        """The reverse."""
+        ...
+
+
+class TierHooks(Protocol):
+    """What the cache tells the slower tiers, on the engine's thread. None of it may raise."""
+
+    def evicting(self, entry: Entry, page: bool) -> None:
+        """The content of a published entry is about to be lost: its page (or, not ``page``, only its ring)."""
+        ...
+
+    def landed(self, lease: "Lease", entry: Entry) -> None:
+        """A landing point was published that is meant to stay."""
+        ...
+
+    def advanced(self, lease: "Lease", start: int) -> None:
+        """The lease's tokens from ``start`` on were committed and their pages published."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Match:
     """What a prompt would reuse now: ``cached_tokens`` in all, of them ``full_pages`` whole pages shared in place."""
@@ -49,6 +91,7 @@ class Lease:
     ``tokens``: all whose state has been computed, reused ones included. ``pages``: what they and the reserved
     positions lie on; read it fresh each step. ``cached_tokens``: how many were reused when it was opened. ``closed``:
     it must not be used again. ``hashes``: identity of each full page. ``rolling``: where its rolling snapshot is.
+    ``stored``: how many of its full pages have been handed to the disk or found there.
     """
 
     slot: int
@@ -59,8 +102,23 @@ class Lease:
     closed: bool = False
     hashes: list[bytes] = field(default_factory=list)
     rolling: Entry | None = None
+    stored: int = 0
 
     @property
     def position(self) -> int:
         """Tokens computed so far, which is the position of the next one."""
         return len(self.tokens)
+
+
+@dataclass(slots=True, eq=False)
+class Load:
+    """Pages and a snapshot row that are being filled from a slower tier; nobody else reads or writes them.
+
+    ``pages``: first the ``shared`` published ones that the chain begins with (held, so that they stay), then those that
+    were taken for records. ``row``: for the ring behind the last of them, None: none is loaded.
+    """
+
+    chain: TokenChain
+    shared: int
+    pages: list[int] = field(default_factory=list)
+    row: int | None = None

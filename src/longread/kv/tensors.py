@@ -3,8 +3,9 @@
 Knows shapes and devices; not which page or row belongs to whom. The only file of kv that imports torch.
 """
 
+import math
 import mmap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from longread.spec.state import StateGroup
 
 
 class StateTensors:
-    """Implements ``StateStore``.
+    """Implements ``StateStore`` and ``RecordStore``.
 
     ``views[name]``: rows [layers, pages, rows_per_page, width], ring [layers, slots, ring_rows, width]. ``dtype`` is
     what a group of dtype "model" is stored in. Snapshots: ring shape with ``num_snapshots`` for slots.
@@ -29,6 +30,7 @@ class StateTensors:
         device: str | torch.device = "cpu",
     ):
         self._rows: list[Tensor] = []
+        self._row_bytes: list[tuple[Tensor, int]] = []  # the same as uint8, with tokens a row
         self._rings: list[tuple[Tensor, Tensor, float]] = []  # live, snapshots, fill
         views: dict[str, Tensor] = {}
         place = torch.device(device)
@@ -38,6 +40,7 @@ class StateTensors:
             if group.kind == "rows":
                 views[group.name] = _lazy_zeros((layers, num_pages, group.rows_per_page, group.width), kept, place)
                 self._rows.append(views[group.name])
+                self._row_bytes.append((views[group.name].view(torch.uint8), group.tokens_per_row))
             else:
                 views[group.name] = _lazy_zeros((layers, num_slots, group.ring_rows, group.width), kept, place)
                 saved = _lazy_zeros((layers, num_snapshots, group.ring_rows, group.width), kept, place)
@@ -45,6 +48,9 @@ class StateTensors:
         self.views: Mapping[str, Tensor] = views
         saved_bytes = sum(saved.nbytes for _, saved, _ in self._rings)
         self.nbytes = sum(view.nbytes for view in views.values()) + saved_bytes
+        self._saved_bytes = [saved.view(torch.uint8) for _, saved, _ in self._rings]
+        self.page_bytes = sum(group.bytes_per_page(dtype.itemsize) for group in groups)
+        self.ring_bytes = sum(group.bytes_per_slot(dtype.itemsize) for group in groups)
 
     def reset_slot(self, slot: int) -> None:
         """Fill the slot's rings. Without it a short prompt would read what the slot's last sequence left behind."""
@@ -63,9 +69,46 @@ class StateTensors:
         for live, saved, _ in self._rings:
             live[:, slot].copy_(saved[:, snapshot])
 
+    def read_page(self, page: int, into: memoryview, tokens: int) -> None:
+        """The page as one record: groups, layers, rows, in the storage's types. Rows that ``tokens`` tokens do not
+        fill become zeros, so that equal tokens give equal bytes.
+        """
+        for (rows, grain), part in self._page_parts(into):
+            valid = tokens // grain
+            part[:, :valid].copy_(rows[:, page, :valid])
+            part[:, valid:].zero_()
+
+    def write_page(self, page: int, data: memoryview) -> None:
+        for (rows, _), part in self._page_parts(data):
+            rows[:, page].copy_(part)
+
+    def read_ring(self, snapshot: int, into: memoryview) -> None:
+        for saved, part in self._ring_parts(into):
+            part.copy_(saved[:, snapshot])
+
+    def write_ring(self, snapshot: int, data: memoryview) -> None:
+        for saved, part in self._ring_parts(data):
+            saved[:, snapshot].copy_(part)
+
+    def _page_parts(self, data: memoryview) -> Iterator[tuple[tuple[Tensor, int], Tensor]]:
+        yield from zip(self._row_bytes, _parts(data, [rows for rows, _ in self._row_bytes]), strict=True)
+
+    def _ring_parts(self, data: memoryview) -> Iterator[tuple[Tensor, Tensor]]:
+        yield from zip(self._saved_bytes, _parts(data, self._saved_bytes), strict=True)
+
     def copy_slot(self, source: int, target: int) -> None:
         for live, _, _ in self._rings:
             live[:, target].copy_(live[:, source])
+
+
+def _parts(data: memoryview, storages: list[Tensor]) -> Iterator[Tensor]:
+    """A record cut into one uint8 view [layers, rows, width in bytes] a group; ``data`` must be writable memory."""
+    start = 0
+    for storage in storages:
+        shape = (storage.shape[0], *storage.shape[2:])
+        size = math.prod(shape)
+        yield torch.frombuffer(data, dtype=torch.uint8, count=size, offset=start).view(shape)
+        start += size
 
 
 def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
