@@ -9,7 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from longread.spec.engine import (
     EngineInfo,
@@ -17,26 +17,30 @@ from longread.spec.engine import (
     Event,
     FinishEvent,
     FinishReason,
+    FirstToken,
     GenerationRequest,
     RequestTimes,
     TokenEvent,
 )
 from longread.spec.errors import InvalidRequestError
 from longread.spec.limits import check_request
+from longread.spec.reuse import Excerpt, MissReason, Reuse
 from longread.spec.state import PAGE_TOKENS
 
 Script = Callable[[GenerationRequest], Sequence[int] | None]
+Explain = Callable[[GenerationRequest, Reuse], Reuse]
+
+KEPT_PROMPTS = 8  # that a new one is compared with, to tell where it differs
+EXCERPT_TOKENS = 16  # before and behind a difference
 
 
 @dataclass(slots=True)
 class _Running:
     request: GenerationRequest
-    arrived: float
     script: Sequence[int] | None
-    scheduled: float = 0.0
-    first_token: float = 0.0
+    times: RequestTimes
+    reuse: Reuse | None = None
     produced: int = 0
-    cached: int = 0
     cancelled: bool = False
 
 
@@ -46,7 +50,10 @@ class _Counters:
     hits: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
+    reused: Reuse = field(default_factory=lambda: Reuse(0))
+    misses: dict[MissReason, int] = field(default_factory=dict)
     pages: set[int] = field(default_factory=set)
+    prompts: deque[tuple[int, ...]] = field(default_factory=lambda: deque(maxlen=KEPT_PROMPTS))
 
 
 class FakeEngine:
@@ -54,7 +61,8 @@ class FakeEngine:
 
     Without a script the tokens depend on prompt, seed and position only, lie in ``token_range`` and run until
     ``max_tokens`` or the limit. ``fail_at_step`` makes that step (counted from 1) raise, as a broken engine would;
-    ``fail_requests`` holds prompts' first ids whose request ends as "failed" alone.
+    ``fail_requests`` holds prompts' first ids whose request ends as "failed" alone. ``explain`` may tell another story
+    of what was reused than the fake's own, which knows one tier and the beginnings of the last prompts.
     """
 
     def __init__(
@@ -69,12 +77,14 @@ class FakeEngine:
         token_range: tuple[int, int] = (300, 1400),
         fail_at_step: int | None = None,
         fail_requests: frozenset[int] = frozenset(),
+        explain: Explain | None = None,
         gate: threading.Semaphore | None = None,
     ):
         self._script = script
         self._token_range = token_range
         self._fail_at_step = fail_at_step
         self._fail_requests = fail_requests
+        self._explain = explain
         self._gate = gate
         self._waiting: deque[_Running] = deque()
         self._running: dict[str, _Running] = {}
@@ -118,7 +128,7 @@ class FakeEngine:
         ):
             raise InvalidRequestError(f"request id {request.request_id} is in use")
         script = self._script(request) if self._script is not None else None
-        self._waiting.append(_Running(request, time.monotonic(), script))
+        self._waiting.append(_Running(request, script, RequestTimes(arrived=time.monotonic())))
 
     def cancel(self, request_id: str) -> None:
         found = self._running.get(request_id)
@@ -137,11 +147,10 @@ class FakeEngine:
         self.steps += 1
         if self._fail_at_step is not None and self.steps >= self._fail_at_step:
             raise RuntimeError("the fake engine was told to break")
-        now = time.monotonic()
         events: list[Event] = []
-        self._admit(now, events)
+        self._admit(events)
         for running in list(self._running.values()):
-            self._advance(running, now, events)
+            self._advance(running, events)
         return events
 
     def stats(self) -> EngineStats:
@@ -154,6 +163,10 @@ class FakeEngine:
             prefix_cache_hits=counters.hits,
             prompt_tokens=counters.prompt_tokens,
             generation_tokens=counters.generation_tokens,
+            reused_device_tokens=counters.reused.device_tokens,
+            reused_host_tokens=counters.reused.host_tokens,
+            reused_disk_tokens=counters.reused.disk_tokens,
+            misses=tuple(counters.misses.items()),
             pages_free=self._info.num_pages,
         )
 
@@ -162,16 +175,57 @@ class FakeEngine:
         self._waiting.clear()
         self._running.clear()
 
-    def _admit(self, now: float, events: list[Event]) -> None:
+    def _admit(self, events: list[Event]) -> None:
         for waiting in [w for w in self._waiting if w.cancelled]:
             self._waiting.remove(waiting)
-            events.append(self._finish(waiting, "cancelled", now))
+            events.append(self._finish(waiting, "cancelled"))
         while self._waiting and len(self._running) < self._info.max_num_seqs:
             running = self._waiting.popleft()
-            running.scheduled = now
-            running.cached = self._look_up(running.request.prompt)
+            self._start(running)
             self._counters.prompt_tokens += len(running.request.prompt)
             self._running[running.request.request_id] = running
+
+    def _start(self, running: _Running) -> None:
+        """Look the prompt up and read the rest of it at once, in one chunk; what was loaded took no time."""
+        began = time.monotonic()
+        reuse = self._reuse_of(running.request)
+        counters = self._counters
+        counters.reused = replace(
+            counters.reused,
+            device_tokens=counters.reused.device_tokens + reuse.device_tokens,
+            host_tokens=counters.reused.host_tokens + reuse.host_tokens,
+            disk_tokens=counters.reused.disk_tokens + reuse.disk_tokens,
+        )
+        counters.misses[reuse.reason] = counters.misses.get(reuse.reason, 0) + 1
+        counters.prompts.append(running.request.prompt)
+        looked_up, now = time.monotonic(), time.monotonic()
+        running.reuse = reuse
+        running.times = replace(
+            running.times,
+            lookup=looked_up - began,
+            looked_up=looked_up,
+            loaded=looked_up,
+            scheduled=now,
+            prefill_started=now,
+            prefill_finished=time.monotonic(),
+            prefill_tokens=reuse.recomputed_tokens,
+            prefill_chunks=1,
+        )
+
+    def _reuse_of(self, request: GenerationRequest) -> Reuse:
+        prompt = request.prompt
+        known = max((_common(prompt, other) for other in self._counters.prompts), default=0)
+        cached = self._look_up(prompt)
+        reuse = Reuse(len(prompt), device_tokens=cached, recomputed_tokens=len(prompt) - cached)
+        if len(prompt) - cached <= PAGE_TOKENS and known == len(prompt):
+            reuse = replace(reuse, reason="complete")
+        elif known and known < len(prompt):
+            other = max(self._counters.prompts, key=lambda other: _common(prompt, other))
+            if known < len(other):
+                start, end = max(0, known - EXCERPT_TOKENS), known + EXCERPT_TOKENS
+                excerpt = Excerpt(start, prompt[start:end], other[start:end])
+                reuse = replace(reuse, reason="differs", at=known, excerpt=excerpt)
+        return self._explain(request, reuse) if self._explain is not None else reuse
 
     def _look_up(self, prompt: tuple[int, ...]) -> int:
         """Tokens of whole pages seen before; the last token is always computed, as in the real engine."""
@@ -186,23 +240,26 @@ class FakeEngine:
         self._counters.hits += cached
         return cached
 
-    def _advance(self, running: _Running, now: float, events: list[Event]) -> None:
+    def _advance(self, running: _Running, events: list[Event]) -> None:
         request, sampling = running.request, running.request.sampling
         if running.cancelled:
-            return self._end(running, "cancelled", now, events)
+            return self._end(running, "cancelled", events)
         if request.prompt[0] in self._fail_requests:
-            return self._end(running, "failed", now, events, error="the fake engine was told to fail this request")
+            return self._end(running, "failed", events, error="the fake engine was told to fail this request")
         token = self._next_token(running)
-        running.first_token = running.first_token or now
+        first = None
+        if not running.times.first_token:
+            running.times = replace(running.times, first_token=time.monotonic())
+            first = FirstToken(running.times, running.reuse)
         running.produced += 1
         self._counters.generation_tokens += 1
         enough = running.produced > sampling.min_tokens
         if enough and (token in sampling.stop_token_ids or (token == self._info.eos_id and not sampling.ignore_eos)):
-            return self._end(running, "stop", now, events, stop_token=token)
-        events.append(self._token_event(request, token))
+            return self._end(running, "stop", events, stop_token=token)
+        events.append(self._token_event(request, token, first))
         budget = self._info.max_request_tokens - len(request.prompt)
         if running.produced >= min(budget, sampling.max_tokens if sampling.max_tokens is not None else budget):
-            self._end(running, "length", now, events)
+            self._end(running, "length", events)
         return None
 
     def _next_token(self, running: _Running) -> int:
@@ -212,31 +269,29 @@ class FakeEngine:
         seed = running.request.sampling.seed or 0
         return low + (sum(running.request.prompt[-8:]) * 31 + seed * 7919 + running.produced * 131) % (high - low)
 
-    def _token_event(self, request: GenerationRequest, token: int) -> TokenEvent:
+    def _token_event(self, request: GenerationRequest, token: int, first: FirstToken | None) -> TokenEvent:
         count = request.sampling.logprobs
         if count is None:
-            return TokenEvent(request.request_id, token)
+            return TokenEvent(request.request_id, token, first=first)
         others = [(token + 1 + i) % self._info.vocab for i in range(max(0, count - 1))]
         top = [(token, -0.25), *((other, -1.5 - i) for i, other in enumerate(others))][:count]
-        return TokenEvent(request.request_id, token, -0.25, tuple(top))
+        return TokenEvent(request.request_id, token, -0.25, tuple(top), first)
 
     def _end(
         self,
         running: _Running,
         reason: FinishReason,
-        now: float,
         events: list[Event],
         stop_token: int | None = None,
         error: str | None = None,
     ) -> None:
         del self._running[running.request.request_id]
-        events.append(self._finish(running, reason, now, stop_token, error))
+        events.append(self._finish(running, reason, stop_token, error))
 
     def _finish(
         self,
         running: _Running,
         reason: FinishReason,
-        now: float,
         stop_token: int | None = None,
         error: str | None = None,
     ) -> FinishEvent:
@@ -245,11 +300,17 @@ class FakeEngine:
             reason=reason,
             prompt_tokens=len(running.request.prompt),
             completion_tokens=running.produced,
-            cached_tokens=running.cached,
+            cached_tokens=running.reuse.reused_tokens if running.reuse is not None else 0,
             stop_token=stop_token,
             error=error,
-            times=RequestTimes(running.arrived, running.scheduled, running.first_token, now),
+            times=replace(running.times, finished=time.monotonic()),
+            reuse=running.reuse,
         )
+
+
+def _common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    """How many ids two prompts begin with alike."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def scripted(answers: Mapping[tuple[int, ...], Sequence[int]], default: Sequence[int] | None = None) -> Script:
