@@ -16,6 +16,7 @@ from longread.server.metrics import ServerMetrics
 from longread.server.options import ServerOptions
 from longread.server.runner import Server, bind, url
 from longread.server.state import ServerState
+from longread.spec.documents import DocumentShelf
 from longread.spec.engine import GenerationRequest
 from longread.wire.encoding import ENCODINGS
 from longread.wire.tokenizer import Tokenizer
@@ -64,7 +65,11 @@ class Serving:
 
 
 def make_state(
-    make: Callable[[], FakeEngine], tokenizer: Tokenizer, options: ServerOptions, encoding: str = "v3.1"
+    make: Callable[[], FakeEngine],
+    tokenizer: Tokenizer,
+    options: ServerOptions,
+    encoding: str = "v3.1",
+    shelf: DocumentShelf | None = None,
 ) -> ServerState:
     """A server's parts around an engine that ``make`` will return."""
 
@@ -73,7 +78,7 @@ def make_state(
 
     metrics = ServerMetrics(MODEL, read)
     driver = EngineDriver(make, max_num_queued_reqs=options.max_num_queued_reqs, observer=metrics)
-    return ServerState(driver, metrics, tokenizer, ENCODINGS[encoding], options, (MODEL,), "0.0.0")
+    return ServerState(driver, metrics, tokenizer, ENCODINGS[encoding], options, (MODEL,), "0.0.0", shelf=shelf)
 
 
 @contextmanager
@@ -83,6 +88,7 @@ def serving(
     options: ServerOptions | None = None,
     tokenizer: Tokenizer | None = None,
     loading: threading.Event | None = None,
+    shelf: DocumentShelf | None = None,
     **engine_options: object,
 ) -> Iterator[Serving]:
     """``loading``: the model is "loaded" only when that event is set. ``engine_options`` go to FakeEngine."""
@@ -98,7 +104,7 @@ def serving(
         return engine
 
     options = replace(options or ServerOptions(), port=0, shutdown_timeout=0.2)
-    state = make_state(make, tokenizer, options, encoding)
+    state = make_state(make, tokenizer, options, encoding, shelf)
     driver = state.driver
     listener = bind("127.0.0.1", 0)
     server = Server(create_app(state), driver, options)

@@ -14,7 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
-from longread.server import chat, completions, errors, plain, records, text
+from longread.server import chat, completions, documents, errors, plain, records, text
 from longread.server.gate import REQUEST_ID_HEADER, TIMING_HEADER, Gate
 from longread.server.state import ServerState
 from longread.spec.errors import RequestError
@@ -26,6 +26,10 @@ ROUTES = (
     Route("/v1/models/{model:path}", plain.model, methods=["GET"]),
     Route("/v1/longread/requests", records.newest, methods=["GET"]),
     Route("/v1/longread/requests/{id:path}", records.one, methods=["GET"]),
+    Route("/v1/longread/documents", documents.create, methods=["POST"]),
+    Route("/v1/longread/documents", documents.listed, methods=["GET"]),
+    Route("/v1/longread/documents/{id:path}", documents.one, methods=["GET"]),
+    Route("/v1/longread/documents/{id:path}", documents.remove, methods=["DELETE"]),
     Route("/tokenize", text.tokenize, methods=["POST"]),
     Route("/detokenize", text.detokenize, methods=["POST"]),
     Route("/health", plain.health, methods=["GET"]),
@@ -57,7 +61,7 @@ def create_app(state: ServerState) -> Starlette:
         cors = Middleware(
             CORSMiddleware,
             allow_origins=list(state.options.allowed_origins),
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
             expose_headers=[REQUEST_ID_HEADER, TIMING_HEADER],
         )

@@ -56,9 +56,13 @@ def clock_of(request: Request) -> Clock:
 
 
 async def with_body(
-    request: Request, bodies: Bodies, limit: int, call: Callable[[bytes], Result]
+    request: Request,
+    bodies: Bodies,
+    limit: int,
+    call: Callable[[bytes], Result],
+    is_long_work: Callable[[bytes], bool] = lambda body: False,
 ) -> tuple[Result, int]:
-    """What ``call`` makes of the body, on a thread where that is large, and the body's size.
+    """What ``call`` makes of the body, on a thread where that is large or ``is_long_work`` says so, and its size.
 
     Raises what ``read_body`` and ``call`` raise, OverloadedError where too many bodies are on their way, and
     ClientDisconnect; work that has not begun by then never does.
@@ -78,7 +82,8 @@ async def with_body(
             clock.mark("thread")
             return call(body)
 
-        return await while_connected(request.receive, offload(len(body), work)), len(body)
+        weight = OFFLOAD_BYTES + 1 if is_long_work(body) else len(body)
+        return await while_connected(request.receive, offload(weight, work)), len(body)
     finally:
         bodies.release(held)
 

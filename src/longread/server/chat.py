@@ -12,6 +12,7 @@ from starlette.responses import Response
 from longread.server.body import clock_of, offload, with_body
 from longread.server.clock import Clock
 from longread.server.driver import Subscription
+from longread.server.named import may_name_documents, texts_named
 from longread.server.output import ChoiceText, TokenLogprobs
 from longread.server.prompts import encode_pieces
 from longread.server.state import ServerState, state_of
@@ -157,7 +158,11 @@ async def create(request: Request) -> Response:
     """The route. Raises RequestError for what is refused before anything is sent."""
     state = state_of(request)
     prompt, size = await with_body(
-        request, state.bodies, state.options.max_body_bytes, lambda body: prepare(state, body, clock_of(request))
+        request,
+        state.bodies,
+        state.options.max_body_bytes,
+        lambda body: prepare(state, body, clock_of(request)),
+        may_name_documents,
     )
     answer_id = new_id("chatcmpl")
     after = state.tokenizer.id_of(END_THINK) if prompt.in_reasoning else None
@@ -173,7 +178,8 @@ def prepare(state: ServerState, body: bytes, clock: Clock) -> ChatPrompt:
     fields = validate(ChatRequest, parse_json(body))
     model = state.check_model(fields.model)
     clock.mark("parse")
-    rendered = state.encoding.render(conversation(fields, state.encoding.abilities, state.template_defaults))
+    documents = texts_named(state, fields)
+    rendered = state.encoding.render(conversation(fields, state.encoding.abilities, state.template_defaults, documents))
     clock.mark("render")
     ids = encode_pieces(state, rendered.pieces)
     clock.mark("tokenise")

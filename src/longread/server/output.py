@@ -41,7 +41,7 @@ class ChoiceText:
         """The last text. Raises the error of a request that did not end by itself."""
         self.ended = event
         if self.matched is None and event.reason in ("failed", "cancelled"):
-            raise _error_of(event, subscription)
+            raise error_of(event, subscription)
         return self._check(self._detokenizer.flush()) + self._stops.flush()
 
     def _check(self, text: str) -> str:
@@ -74,7 +74,8 @@ class ChoiceText:
         return None if token == eos_id else token
 
 
-def _error_of(event: FinishEvent, subscription: Subscription) -> RequestError:
+def error_of(event: FinishEvent, subscription: Subscription) -> RequestError:
+    """The error of a request that did not end by itself."""
     refusal = subscription.refusals.get(event.request_id)
     if refusal is not None:
         return refusal

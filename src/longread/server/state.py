@@ -14,6 +14,8 @@ from longread.server.calls import Call, Calls
 from longread.server.driver import EngineDriver
 from longread.server.metrics import ServerMetrics
 from longread.server.options import ServerOptions
+from longread.server.reading import Readings
+from longread.spec.documents import DocumentShelf
 from longread.spec.errors import ModelNotFoundError
 from longread.wire.encoding import ChatEncoding
 from longread.wire.tokenizer import Tokenizer
@@ -24,7 +26,7 @@ from longread.wire.types import ChatTemplateKwargs
 class ServerState:
     """``template_defaults``: the server's own ``chat_template_kwargs``; what a request says wins.
 
-    ``observe`` is told of each call that ends, beside the metrics.
+    ``observe`` is told of each call that ends, beside the metrics. ``shelf``: the stored documents, None: no store.
     """
 
     driver: EngineDriver
@@ -36,14 +38,17 @@ class ServerState:
     version: str
     template_defaults: ChatTemplateKwargs | None = None
     observe: Callable[[Call], None] | None = None
+    shelf: DocumentShelf | None = None
     bodies: Bodies = field(init=False)
     calls: Calls = field(init=False)
+    readings: Readings = field(init=False)
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
         observers = [self.metrics.called, *([self.observe] if self.observe is not None else [])]
         object.__setattr__(self, "calls", Calls(observers))
         object.__setattr__(self, "bodies", Bodies(BODIES_AT_ONCE * self.options.max_body_bytes))
+        object.__setattr__(self, "readings", Readings(self.driver, BODIES_AT_ONCE * self.options.max_body_bytes))
 
     def check_model(self, name: str | None) -> str:
         """The name to answer with; no name means the served model. Raises ModelNotFoundError."""

@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from longread.server.body import with_body
 from longread.server.errors import json_response
+from longread.server.named import may_name_documents, texts_named
 from longread.server.prompts import check_count, encode_pieces, encode_text
 from longread.server.state import ServerState, state_of
 from longread.spec.errors import InvalidRequestError
@@ -21,7 +22,9 @@ async def tokenize(request: Request) -> Response:
     """``prompt`` as /v1/completions would send it, or ``messages`` as /v1/chat/completions would."""
     state = state_of(request)
     limit = state.driver.engine_info.max_model_len
-    made, _ = await with_body(request, state.bodies, state.options.max_body_bytes, lambda body: _tokenize(state, body))
+    made, _ = await with_body(
+        request, state.bodies, state.options.max_body_bytes, lambda body: _tokenize(state, body), may_name_documents
+    )
     ids, strings = made
     return json_response(responses.tokenize_response(ids, limit, strings))
 
@@ -31,7 +34,8 @@ def _tokenize(state: ServerState, body: bytes) -> tuple[tuple[int, ...], list[st
     fields: TokenizeChatRequest | TokenizeTextRequest
     if isinstance(data, dict) and "messages" in data:
         fields = validate(TokenizeChatRequest, data)
-        rendered = state.encoding.render(conversation(fields, state.encoding.abilities, state.template_defaults))
+        asked = conversation(fields, state.encoding.abilities, state.template_defaults, texts_named(state, fields))
+        rendered = state.encoding.render(asked)
         ids = encode_pieces(state, rendered.pieces)
     else:
         fields = validate(TokenizeTextRequest, data)

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from longread.spec.documents import MAX_NAME
 from longread.spec.errors import InvalidRequestError
 from longread.spec.limits import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_IDS, MIN_REPETITION_PENALTY
 from longread.wire.fields import (
@@ -476,6 +477,16 @@ class TokenizeChatRequest(PromptFields):
     def offered_tools(self) -> tuple[Tool, ...]:
         """The tools in the prompt."""
         return tuple(self.tools or ())
+
+
+class DocumentRequest(WireModel):
+    """POST /v1/longread/documents. ``wait`` false: answer at once, read in the background."""
+
+    model: str | None = None
+    text: str
+    name: str | None = Field(default=None, min_length=1, max_length=MAX_NAME)
+    pinned: bool | None = None
+    wait: bool | None = None
 
 
 class DetokenizeRequest(WireModel):

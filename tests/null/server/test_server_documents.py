@@ -1,0 +1,282 @@
+"""The document routes over a shelf in memory, and requests that name documents."""
+
+import threading
+
+import httpx
+import pytest
+from serving import Serving, serving, wait_until
+from shelf import MemoryShelf
+
+from longread.server import named
+from longread.server.options import ServerOptions
+from longread.wire.documents.prefix import document_pieces
+
+TEXT = "Clause 1. The rent is 1,200.\n" * 40
+ROUTE = "/v1/longread/documents"
+
+
+@pytest.fixture(scope="module")
+def shelf():
+    return MemoryShelf()
+
+
+@pytest.fixture(scope="module")
+def server(shelf):
+    with serving(shelf=shelf, max_model_len=8192) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def reset(request, shelf):
+    if "server" in request.fixturenames:
+        running = request.getfixturevalue("server")
+        running.answers.seen.clear()
+    shelf.full = shelf.broken = False
+
+
+def post(server: Serving, **body: object) -> httpx.Response:
+    return httpx.post(server.url + ROUTE, json=body, timeout=20)
+
+
+def ask(server: Serving, *parts: object, **fields: object) -> httpx.Response:
+    body = {"messages": [{"role": "user", "content": list(parts)}], "max_tokens": 2, **fields}
+    return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=20)
+
+
+def part(document_id: str) -> dict[str, str]:
+    return {"type": "document", "document_id": document_id}
+
+
+def text(value: str) -> dict[str, str]:
+    return {"type": "text", "text": value}
+
+
+def test_read_in_then_asked_by_id_and_by_text(server):
+    answer = post(server, text=TEXT, name="lease.txt")
+    assert answer.status_code == 200
+    document = answer.json()
+    assert (document["status"], document["name"], document["bytes"]) == ("ready", "lease.txt", len(TEXT.encode()))
+    assert document["object"] == "longread.document"
+    assert document["id"].startswith("doc-")
+    assert document["pinned"] is False
+    prefix = tuple(server.state.tokenizer.encode_prompt(document_pieces(TEXT, server.state.encoding)))
+    assert document["tokens"] == len(prefix)
+    assert [request.prompt for request in server.answers.seen] == [prefix]
+    assert server.answers.seen[0].sampling.max_tokens == 1
+    assert ask(server, part(document["id"]), text("How much?")).status_code == 200
+    answer = ask(server, text(TEXT), text("How much?"))
+    by_id, by_text = server.answers.seen[1:]
+    assert by_id.prompt == by_text.prompt
+    assert by_id.prompt[: len(prefix)] == prefix
+    assert answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] >= len(prefix) // 256 * 256
+
+
+def test_named_documents_in_tokenize(server):
+    key = post(server, text=TEXT).json()["id"]
+    counts = [
+        httpx.post(f"{server.url}/tokenize", json={"messages": [{"role": "user", "content": content}]}).json()["tokens"]
+        for content in ([part(key), text("?")], [text(TEXT), text("?")])
+    ]
+    assert counts[0] == counts[1]
+
+
+def test_the_same_text_is_the_same_document(server):
+    first = post(server, text=TEXT + "x", name="a").json()
+    again = post(server, text=TEXT + "x", name="b", pinned=True).json()
+    assert again["id"] == first["id"]
+    assert (again["name"], again["pinned"]) == ("b", True)
+    assert again["reused_tokens"] > 0
+    third = post(server, text=TEXT + "x").json()
+    assert (third["pinned"], third["name"]) == (True, third["id"])
+    listed = httpx.get(server.url + ROUTE).json()["data"]
+    assert [entry["id"] for entry in listed].count(first["id"]) == 1
+
+
+def test_get_list_and_delete(server):
+    document = post(server, text="A short one.", name="short").json()
+    found = httpx.get(f"{server.url}{ROUTE}/{document['id']}")
+    assert found.status_code == 200
+    assert found.json() == {k: v for k, v in document.items() if k != "reused_tokens"}
+    assert document["id"] in [entry["id"] for entry in httpx.get(server.url + ROUTE).json()["data"]]
+    gone = httpx.delete(f"{server.url}{ROUTE}/{document['id']}")
+    assert gone.json() == {"id": document["id"], "object": "longread.document", "deleted": True}
+    assert httpx.delete(f"{server.url}{ROUTE}/{document['id']}").status_code == 404
+    assert httpx.get(f"{server.url}{ROUTE}/{document['id']}").status_code == 404
+    assert ask(server, part(document["id"])).status_code == 404
+
+
+def test_an_unknown_id_is_answered_with_near_ones(server):
+    key = post(server, text="Another short one.", name="notes.md").json()["id"]
+    typo = key[:-1] + ("0" if key[-1] != "0" else "1")
+    for given in (typo, "notes.md"):
+        answer = ask(server, text("x"), part(given))
+        error = answer.json()["error"]
+        assert answer.status_code == 404
+        assert error["param"] == "messages[0].content[1].document_id"
+        assert error["code"] == "document_not_found"
+        assert f"did you mean {key} ('notes.md')?" in error["message"]
+    answer = ask(server, part("\u0000" * 5000))
+    assert answer.status_code == 404
+    assert len(answer.json()["error"]["message"]) < 1200
+    assert httpx.get(f"{server.url}{ROUTE}/nothing/like/it").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "says"),
+    [
+        ({}, "text", "required"),
+        ({"text": " \n"}, "text", "empty"),
+        ({"text": 5}, "text", "string"),
+        ({"text": "x", "name": ""}, "name", "at least 1"),
+        ({"text": "x", "name": "n" * 201}, "name", "at most 200"),
+        ({"text": "x", "pinned": "yes"}, "pinned", "bool"),
+        ({"text": "x", "title": "t"}, "title", "Extra"),
+        ({"text": "x", "model": "other"}, "model", "not served"),
+        ({"text": "a b " * 9000}, "text", "max_model_len is 8192"),
+        ({"text": "a b " * 4096}, "text", "8192"),
+    ],
+)
+def test_what_cannot_be_read_in_is_refused(server, body, param, says):
+    answer = post(server, **body)
+    error = answer.json()["error"]
+    assert answer.status_code in (400, 404)
+    assert error["param"] == param
+    assert says in error["message"]
+    assert server.pending() == 0
+
+
+def test_many_and_long_documents_are_refused(server, monkeypatch):
+    key = post(server, text=TEXT).json()["id"]
+    answer = ask(server, *(part(f"doc-{i}") for i in range(named.MAX_NAMED + 1)))
+    assert (answer.status_code, "65 documents" in answer.text) == (400, True)
+    assert ask(server, *[part(key)] * 3).status_code == 200  # one document, however often it is named
+    options = ServerOptions(max_body_bytes=1024)
+    with serving(shelf=server.state.shelf, options=options) as small:
+        answer = ask(small, part(key))
+        assert answer.status_code == 413
+        assert "the limit is 1024" in answer.json()["error"]["message"]
+
+
+def test_without_a_store():
+    with serving() as plain:
+        for answer in (
+            post(plain, text="x"),
+            httpx.get(plain.url + ROUTE),
+            httpx.delete(f"{plain.url}{ROUTE}/doc-1"),
+            ask(plain, part("doc-1")),
+        ):
+            assert answer.status_code == 400
+            assert answer.json()["error"]["code"] == "no_document_store"
+            assert "--store" in answer.json()["error"]["message"]
+
+
+def test_a_failing_store_is_told_without_paths(server, shelf, caplog):
+    key = post(server, text=TEXT).json()["id"]
+    shelf.full = True
+    answer = post(server, text="Something new.")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "store_failed")
+    shelf.full = False
+    failed = [entry for entry in httpx.get(server.url + ROUTE).json()["data"] if entry["status"] == "failed"]
+    assert failed[0]["error"]["code"] == "store_failed"
+    assert httpx.get(f"{server.url}{ROUTE}/{failed[0]['id']}").json()["status"] == "failed"
+    assert post(server, text="Something new.").json()["status"] == "ready"
+    shelf.broken = True
+    for answer in (ask(server, part(key)), httpx.get(server.url + ROUTE), httpx.get(f"{server.url}{ROUTE}/{key}")):
+        assert answer.status_code == 503
+        assert "/secret" not in answer.text
+        assert "StoreFullError" in answer.text
+    assert "/secret/path" in caplog.text  # the operator's log has it
+
+
+def test_the_shelf_is_never_asked_on_the_loop(server, shelf):
+    shelf.threads.clear()
+    key = post(server, text="A third one.").json()["id"]
+    ask(server, part(key))
+    httpx.get(server.url + ROUTE)
+    httpx.get(f"{server.url}{ROUTE}/{key}")
+    httpx.delete(f"{server.url}{ROUTE}/{key}")
+    assert shelf.threads
+    assert "test-server" not in shelf.threads
+
+
+class TestReading:
+    """Documents on their way, on an engine whose steps the test releases."""
+
+    @pytest.fixture
+    def gate(self):
+        return threading.Semaphore(0)
+
+    @pytest.fixture
+    def slow(self, gate):
+        with serving(shelf=MemoryShelf(), gate=gate) as running:
+            yield running
+            for _ in range(100):
+                gate.release()
+
+    def test_without_waiting(self, slow, gate):
+        answer = post(slow, text=TEXT, name="lease", wait=False)
+        assert answer.status_code == 202
+        key = answer.json()["id"]
+        assert answer.json()["status"] == "reading"
+        assert httpx.get(f"{slow.url}{ROUTE}/{key}").json()["status"] == "reading"
+        assert [entry["status"] for entry in httpx.get(slow.url + ROUTE).json()["data"]] == ["reading"]
+        post(slow, text=TEXT, name="lease 2", pinned=True, wait=False)  # joins the first
+        assert slow.pending() == 1
+        for _ in range(4):
+            gate.release()
+        assert wait_until(lambda: httpx.get(f"{slow.url}{ROUTE}/{key}").json()["status"] == "ready")
+        document = httpx.get(f"{slow.url}{ROUTE}/{key}").json()
+        assert (document["name"], document["pinned"]) == ("lease 2", True)
+        assert len(slow.answers.seen) == 1
+
+    def test_it_can_be_named_while_it_is_read(self, slow, gate):
+        key = post(slow, text=TEXT, wait=False).json()["id"]
+        results: list[int] = []
+        asking = threading.Thread(target=lambda: results.append(ask(slow, part(key), text("?")).status_code))
+        asking.start()
+        assert wait_until(lambda: len(slow.answers.seen) == 2 or slow.pending() == 2)
+        for _ in range(10):
+            gate.release()
+        asking.join(10)
+        assert results == [200]
+
+    def test_it_goes_on_without_its_client(self, slow, gate):
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(slow.url + ROUTE, json={"text": TEXT}, timeout=0.3)
+        assert slow.pending() == 1
+        for _ in range(4):
+            gate.release()
+        assert wait_until(lambda: [e["status"] for e in httpx.get(slow.url + ROUTE).json()["data"]] == ["ready"])
+
+    def test_deleting_it_stops_it(self, slow, gate):
+        key = post(slow, text=TEXT, wait=False).json()["id"]
+        assert httpx.delete(f"{slow.url}{ROUTE}/{key}").status_code == 200
+        for _ in range(4):
+            gate.release()
+        assert httpx.get(f"{slow.url}{ROUTE}/{key}").status_code == 404
+        assert wait_until(lambda: slow.pending() == 0)
+        assert httpx.get(slow.url + ROUTE).json()["data"] == []
+        assert httpx.delete(f"{slow.url}{ROUTE}/{key}").status_code == 404
+        assert post(slow, text=TEXT).json()["status"] == "ready"  # it may come again
+
+    def test_what_is_read_at_once_is_limited(self, gate):
+        options = ServerOptions(max_body_bytes=2048)
+        with serving(shelf=MemoryShelf(), gate=gate, options=options) as small:
+            statuses = [post(small, text=f"{i}" + "x " * 900, wait=False).status_code for i in range(5)]
+            assert statuses == [202, 202, 202, 202, 503]
+            for _ in range(100):
+                gate.release()
+
+
+def test_an_engine_failure_is_the_documents_end():
+    bos = serving_bos()
+    with serving(shelf=MemoryShelf(), fail_requests=frozenset({bos})) as failing:
+        answer = post(failing, text="x")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (500, "request_failed")
+        assert httpx.get(failing.url + ROUTE).json()["data"][0]["status"] == "failed"
+
+
+def serving_bos() -> int:
+    from serving import fixture_tokenizer
+
+    return fixture_tokenizer().bos_id
