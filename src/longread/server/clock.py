@@ -56,7 +56,8 @@ class Clock:
 class Timing:
     """One call's times: ``parts`` in seconds by name, in order; ``ttft`` their sum, None before the first token.
 
-    ``total``: to the last event of the engine, None before it. ``decode``: first token to last, None likewise.
+    ``total``: to the engine's last event, or to the first byte where that came later; None before it.
+    ``decode``: first token to last, None likewise.
     """
 
     begun: float
@@ -97,7 +98,7 @@ def timing(clock: Clock, times: RequestTimes | None) -> Timing:
         parts=parts,
         ttft=(clock.first_byte or times.first_token) - clock.begun,
         decode=times.finished - times.first_token if times.finished else None,
-        total=times.finished - clock.begun if times.finished else None,
+        total=max(times.finished, clock.first_byte or 0.0) - clock.begun if times.finished else None,
         prefill_tokens=times.prefill_tokens if times.prefill_finished else None,
         prefill_chunks=times.prefill_chunks if times.prefill_finished else None,
     )

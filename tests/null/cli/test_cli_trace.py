@@ -1,0 +1,126 @@
+"""``longread trace``: a call's waterfall and the list of calls, from a running server; what goes wrong, in one line."""
+
+import json
+import threading
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from rich.console import Console
+from serving import MODEL, Serving, serving
+
+from longread.cli import main as cli
+from longread.measure import explain, trace
+from longread.measure.calls import Source, printable, reuse_line
+from longread.server.clock import PARTS
+from longread.server.options import ServerOptions
+from longread.spec.reuse import MISS_REASONS
+
+Capture = pytest.CaptureFixture[str]
+CHAT = "/v1/chat/completions"
+PAGE = "A page of its own about rivers and what lies beside them. " * 40
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Serving]:
+    with serving() as running:
+        yield running
+
+
+def ask(server: Serving, text: str, **options: object) -> httpx.Response:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": 4, **options}
+    return httpx.post(server.url + CHAT, json=body, timeout=20)
+
+
+def run(capsys: Capture, *argv: str) -> str:
+    assert cli.main(list(argv)) == 0, capsys.readouterr().err
+    return capsys.readouterr().out
+
+
+def failing(capsys: Capture, code: int, *argv: str) -> str:
+    assert cli.main(list(argv)) == code
+    lines = capsys.readouterr().err.strip().split("\n")
+    assert len(lines) == 1, lines
+    return lines[0]
+
+
+def test_every_part_and_reason_has_words() -> None:
+    assert set(trace.NAMES) == set(PARTS)
+    assert set(explain.ADVICE) == set(MISS_REASONS)
+
+
+def test_trace_draws_a_stream(server: Serving, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    name = ask(server, PAGE, stream=True).headers["x-request-id"]
+    told = run(capsys, "trace", name, "--url", server.url)
+    for words in (CHAT, MODEL, "finished", "tokenise", "prefill", "tokens in 1 chunks", "first byte after", "4 tokens"):
+        assert words in told
+    lines = told.splitlines()
+    bars = [line for line in lines if any("▏" <= c <= "▏" or c in "█▉▊▋▌▍▎▏" for c in line)]
+    starts = [min(i for i, c in enumerate(line) if c in "█▉▊▋▌▍▎▏") for line in bars]
+    assert len(bars) >= 8 and starts == sorted(starts)
+
+
+def test_trace_lists_the_last_calls_and_prints_json(
+    server: Serving, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    ids = [ask(server, f"question {i}").json()["id"] for i in range(3)]
+    told = run(capsys, "trace", "--url", server.url, "--last", "2")
+    assert ids[2] in told and ids[1] in told and ids[0] not in told
+    assert told.index(ids[2]) < told.index(ids[1])
+    record = json.loads(run(capsys, "trace", ids[0], "--url", server.url, "--json"))
+    assert record["id"] == ids[0] and list(record["longread"]["timing"]["parts_ms"]) == list(PARTS)
+
+
+def test_the_difference_is_shown_and_a_terminal_is_not_obeyed(server: Serving) -> None:
+    ask(server, PAGE + "The cat \x1b]0;owned\x07 sat on the mat.")
+    name = ask(server, PAGE + "The dog sat on the mat.").json()["id"]
+    console = Console(record=True, width=200, file=open("/dev/null", "w"), highlight=False)  # noqa: SIM115
+    with console.file:
+        explain.draw(Source(server.url).one(name), console)
+    told = console.export_text()
+    assert "differs at token" in told and "put what changes" in told
+    asked, known = (next(line for line in told.splitlines() if word in line) for word in ("asked  ", "known  "))
+    assert "The dog" in asked and "The cat" in known
+    assert "\x1b" not in told and "\x07" not in told and "\\x1b" in known
+
+
+def test_a_running_call_and_an_idle_server() -> None:
+    gate = threading.Semaphore(0)
+    with serving(gate=gate) as running:
+        console = Console(record=True, width=120, file=open("/dev/null", "w"))  # noqa: SIM115
+        with console.file, httpx.Client(base_url=running.url) as client:
+            assert cli.main(["trace", "--url", running.url]) == 0
+            body = {"messages": [{"role": "user", "content": "hi"}], "stream": True, "max_tokens": 2}
+            with client.stream("POST", CHAT, json=body) as response:
+                name = response.headers["x-request-id"]
+                trace.draw(Source(running.url).one(name), console)
+                explain.draw(Source(running.url).one(name), console)
+            gate.release(50)
+        told = console.export_text()
+        assert "no first token yet" in told and "running" in told and "never admitted" in told
+        assert "0.0 %" not in told.partition("look up")[2].partition("first byte")[0], "missing is not 0"
+
+
+def test_what_goes_wrong_is_one_line(server: Serving, capsys: Capture) -> None:
+    assert "no record of request 'nothing'" in failing(capsys, 1, "trace", "nothing", "--url", server.url)
+    assert "start `longread serve`" in failing(capsys, 1, "trace", "--url", "http://127.0.0.1:9")
+    assert "does not answer" in failing(capsys, 1, "trace", "--url", "nonsense")
+    assert "header" in failing(capsys, 2, "trace", "--api-key", "schlüssel")
+    assert "cannot be read" in failing(capsys, 2, "trace", "--api-key-file", "/nowhere")
+
+
+def test_a_key_is_sent(capsys: Capture, tmp_path: object) -> None:
+    path = tmp_path / "key"
+    path.write_text("secret\n")
+    with serving(options=ServerOptions(api_key=("secret",))) as running:
+        assert "401" in failing(capsys, 1, "trace", "--url", running.url)
+        assert "no call" in run(capsys, "trace", "--url", running.url, "--api-key-file", str(path))
+
+
+def test_lines_for_people() -> None:
+    assert printable("a\nb\x1b[0m\u202e") == "a⏎b\\x1b[0m\\u202e"
+    tiers = {"prompt_tokens": 10, "device_tokens": 0, "host_tokens": 4, "disk_tokens": 5, "recomputed_tokens": 1}
+    line = reuse_line({**tiers, "reason": "complete", "at": 9, "note": ""})
+    assert line == "10 prompt tokens: 4 from host, 5 from disk, 1 computed; complete"
