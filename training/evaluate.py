@@ -15,31 +15,32 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from training.cells import Asked, Cell, document_figures, summary, tables, write_result
 from training.configs import CONFIGS
 from training.rows import Batch, Exam, batches
-from training.state import load_weights, twin_for
+from training.state import Twin, load_weights, twin_for
+from training.twin_v4 import TwinV4
 
 KL_ROWS = 4096  # logits compared at a time: 64 MB each in float32
 
 
-def score(twin: nn.Module, batch: Batch, device: torch.device) -> Tensor:
+def score(twin: Twin, batch: Batch, device: torch.device) -> Tensor:
     """bool [questions of the batch] on the device: whether every target is the first choice. Does not wait."""
     return _right(twin, batch, hidden_of(twin, batch, device))
 
 
-def hidden_of(twin: nn.Module, batch: Batch, device: torch.device) -> Tensor:
+def hidden_of(twin: Twin, batch: Batch, device: torch.device) -> Tensor:
     """[B, T, D] of a batch, in bfloat16 products on a GPU and in float32 on a CPU."""
     with torch.autocast("cuda", torch.bfloat16, enabled=device.type == "cuda"):
-        return twin.hidden(batch.ids.to(device, non_blocking=True))  # type: ignore[operator]
+        return twin.hidden(batch.ids.to(device, non_blocking=True))
 
 
-def _right(twin: nn.Module, batch: Batch, hidden: Tensor) -> Tensor:
+def _right(twin: Twin, batch: Batch, hidden: Tensor) -> Tensor:
     device = hidden.device
     row, position, question = (part.to(device) for part in (batch.row, batch.position, batch.question))
-    choice = twin.logits(hidden[row, position - 1]).argmax(-1)  # type: ignore[operator]
+    choice = twin.logits(hidden[row, position - 1]).argmax(-1)
     wrong = (choice != batch.ids.to(device)[row, position]).int()
     count = torch.zeros(len(batch.asked), dtype=torch.int32, device=device).index_add_(0, question, wrong)
     return count == 0
@@ -70,7 +71,7 @@ def turns_for(length: int, most: int) -> int:
 
 
 @torch.inference_mode()
-def evaluate(twin: nn.Module, settings: Settings, device: torch.device) -> dict[str, object]:
+def evaluate(twin: Twin, settings: Settings, device: torch.device) -> dict[str, object]:
     """Result tables and the documents' figures; prints a line a length."""
     answers: list[tuple[Asked, bool]] = []
     documents: list[tuple[int, int, int]] = []
@@ -91,7 +92,7 @@ def evaluate(twin: nn.Module, settings: Settings, device: torch.device) -> dict[
 
 
 @torch.inference_mode()
-def compare(master: nn.Module, other: nn.Module, settings: Settings, device: torch.device) -> list[Cell]:
+def compare(master: Twin, other: Twin, settings: Settings, device: torch.device) -> list[Cell]:
     """Per length, over answer and over document positions: mean KL(master || other) in nats, and the share of
     positions where the first choice differs. Both read the same rows.
     """
@@ -105,7 +106,7 @@ def compare(master: nn.Module, other: nn.Module, settings: Settings, device: tor
             for name, (row, position) in _positions(batch).items():
                 for lo in range(0, len(row), KL_ROWS):
                     r, p = row[lo : lo + KL_ROWS].to(device), position[lo : lo + KL_ROWS].to(device) - 1
-                    totals[name] += _divergence(master.logits(ours[r, p]), other.logits(theirs[r, p]))  # type: ignore[operator]
+                    totals[name] += _divergence(master.logits(ours[r, p]), other.logits(theirs[r, p]))
         for name, total in totals.items():
             count, divergence, flips = total.tolist()
             where: Cell = {"length": exam.length, "positions": name, "count": int(count)}
@@ -132,7 +133,7 @@ def _divergence(master: Tensor, other: Tensor) -> Tensor:
 
 
 @torch.inference_mode()
-def index_quality(twin: nn.Module, settings: Settings, device: torch.device) -> list[Cell]:
+def index_quality(twin: TwinV4, settings: Settings, device: torch.device) -> list[Cell]:
     """Per length and CSA layer: how often the indexer's top-k at the answer's first token holds the value's windows.
 
     ``any``: at least one of the entries that pool a token of the value; ``all``: the share of its own windows that are
@@ -147,7 +148,7 @@ def index_quality(twin: nn.Module, settings: Settings, device: torch.device) -> 
         total: Tensor | None = None
         for batch in batches(replace(exam, values=True), settings.workers):
             hidden_of(twin, batch, device)
-            selections: list[Tensor] = twin.selections  # type: ignore[assignment]
+            selections = twin.selections
             if not selections:  # no more entries than top-k: everything is selected
                 break
             found = torch.stack([_recall(selected, batch) for selected in selections])
@@ -210,39 +211,46 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _measured(
-    twin: nn.Module, selection: str | None, options: argparse.Namespace, settings: Settings, device: torch.device
+    twin: Twin, selection: str | None, options: argparse.Namespace, settings: Settings, device: torch.device
 ) -> dict[str, object]:
     """What the command line asks for, with one selection."""
     twin.fake_quant = options.quantised
     if selection is not None:
         print(f"selection {selection}")
-        twin.selection = selection
+        _select(twin, selection)
     if options.compare is not None:
         master = load_twin(options.reader, options.compare, device, options.compile)
         if selection is not None:
-            master.selection = selection
+            _select(master, selection)
         return {"divergence": compare(master, twin, settings, device)}
     if options.index:
+        if not isinstance(twin, TwinV4):
+            raise SystemExit("reader-v3 has no indexer: leave --index out")
         return {"index": index_quality(twin, settings, device)}
     return evaluate(twin, settings, device)
 
 
-def _selections(twin: nn.Module, wanted: str | None) -> list[str | None]:
+def _select(twin: Twin, selection: str) -> None:
+    assert isinstance(twin, TwinV4)  # _selections gives other twins none
+    twin.selection = selection
+
+
+def _selections(twin: Twin, wanted: str | None) -> list[str | None]:
     """The indexed layers' selections to run; None for a model that has no such layers."""
-    if hasattr(twin, "selection"):
+    if isinstance(twin, TwinV4):
         return list((wanted or "topk").split(","))
     if wanted is not None:
         raise SystemExit("reader-v3 selects nothing: leave --selection out")
     return [None]
 
 
-def load_twin(reader: str, path: Path, device: torch.device, compiled: bool) -> nn.Module:
+def load_twin(reader: str, path: Path, device: torch.device, compiled: bool) -> Twin:
     """A twin with the weights of a training state or a checkpoint, ready to read."""
     twin = twin_for(CONFIGS[reader])
-    twin.load_native(load_weights(path))  # type: ignore[operator]
+    twin.load_native(load_weights(path))
     twin.eager = device.type != "cuda"
     if compiled:
-        twin.compile_layers()  # type: ignore[operator]
+        twin.compile_layers()
     return twin.to(device).eval()
 
 

@@ -8,12 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from longread.spec.config_json import spec_from_config
 from longread.weights.reader import Checkpoint
 from training.twin_v3 import TwinV3
 from training.twin_v4 import TwinV4
+
+Twin = TwinV3 | TwinV4
 
 
 def load_weights(path: Path) -> dict[str, Tensor]:
@@ -38,6 +40,6 @@ def widened(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.float() if value.is_floating_point() else value for name, value in weights.items()}
 
 
-def twin_for(config: Mapping[str, object]) -> nn.Module:
+def twin_for(config: Mapping[str, object]) -> Twin:
     """The trainable twin of a config's family."""
     return TwinV4(config) if config["model_type"] == "deepseek_v4" else TwinV3(config)

@@ -15,6 +15,7 @@ from torch.nn import functional
 from longread.kernels.rope.ref import cos_sin, frequencies
 from longread.kernels.router.ref import affinity
 from longread.spec.config_json import spec_from_config
+from longread.spec.model import ModelSpec
 from training import attention
 from training.layers import (
     fake_bf16,
@@ -60,6 +61,10 @@ class TwinV4(nn.Module):
     ``fake_quant``: forward passes see the weights as the checkpoint stores them. ``selection``: what an indexed layer
     attends to beside its window: everything, its indexer's best, or as many random entries.
     """
+
+    load: Tensor
+    plain_freqs: Tensor
+    compressed_freqs: Tensor
 
     def __init__(self, config: Mapping[str, object], seed: int = 0):
         super().__init__()
@@ -122,7 +127,7 @@ class TwinV4(nn.Module):
         """
         if not self._indexed:
             return None
-        total, weight = 0.0, 0.0
+        total = weight = self._indexed[0].mass.new_zeros(())
         for part in self._indexed:
             mass = part.mass.sum(-1)
             target = part.mass / mass.clamp(min=1e-9)[..., None]
@@ -157,20 +162,26 @@ class TwinV4(nn.Module):
         out: dict[str, list[nn.Parameter]] = {"muon": [], "adam": [], "embed": []}
         for name in self.names.shapes:
             if name not in self.names.buffers:
-                out[_group(name)].append(self._value(name))
+                value = self._value(name)
+                assert isinstance(value, nn.Parameter)
+                out[_group(name)].append(value)
         return out
 
     def compile_layers(self) -> None:
         """Compile the small functions that are bound by memory traffic; the products are fast as they are."""
         torch._dynamo.config.recompile_limit = 256  # each function meets some ten shapes, with and without gradients
-        self._mix, self._update, self._pool, self._weighted, self._turned, self._sunk = (
-            torch.compile(function, dynamic=False) for function in (mix, update, pool, weighted, turned, sunk)
-        )
+        self._mix = torch.compile(mix, dynamic=False)
+        self._update = torch.compile(update, dynamic=False)
+        self._pool = torch.compile(pool, dynamic=False)
+        self._weighted = torch.compile(weighted, dynamic=False)
+        self._turned = torch.compile(turned, dynamic=False)
+        self._sunk = torch.compile(sunk, dynamic=False)
 
     # Weights as the forward pass sees them.
 
     def _value(self, name: str) -> Tensor:
-        return getattr(self, Native.escaped(name))
+        value: Tensor = getattr(self, Native.escaped(name))
+        return value
 
     def weight(self, name: str) -> Tensor:
         """One weight, rounded to its stored form if ``fake_quant``."""
@@ -236,8 +247,8 @@ class TwinV4(nn.Module):
         chosen = self._chosen(layer, u, c_q, rows, turns, weights) if ratio == 4 else None
         out, lse = self._attend(q, kv, entries, rows, ratio, chosen)
         sink = weights[name + "attn_sink"]
-        if ratio == 4 and self._queries is not None:
-            self._compare(layer, u, c_q, q, entries, lse, sink, rows, turns, weights)
+        if ratio == 4 and entries is not None and self._queries is not None:
+            self._compare(layer, self._queries, u, c_q, q, entries, lse, sink, rows, turns, weights)
         out = self._sunk(out, lse, sink, cos[:, None], sin[:, None], u.dtype)
         grouped = out.reshape(-1, c.o_groups, heads * c.head_dim // c.o_groups).transpose(0, 1)
         w_oa = weights[name + "wo_a.weight"].view(c.o_groups, c.o_lora_rank, -1)
@@ -316,6 +327,7 @@ class TwinV4(nn.Module):
     def _compare(
         self,
         layer: int,
+        where: Tensor,
         u: Tensor,
         c_q: Tensor,
         q: Tensor,
@@ -326,8 +338,7 @@ class TwinV4(nn.Module):
         turns: Turns,
         weights: Mapping[str, Tensor],
     ) -> None:
-        """Keep index scores and attention of the wanted queries. Only the indexer's own weights get gradients."""
-        where = self._queries
+        """Keep index scores and attention of the queries ``where``. Only the indexer's own weights get gradients."""
         length, name = u.shape[0] // rows, f"layers.{layer}.attn."
         flat = (where + torch.arange(rows, device=u.device)[:, None] * length).flatten()
         own = {key: weights[key] for key in weights if key.startswith(name + "indexer.")}
@@ -363,15 +374,10 @@ class TwinV4(nn.Module):
             gates = kept / (kept.sum(-1, keepdim=True) + 1e-20) * moe.scale
         with torch.no_grad():
             self.load[layer] += (picked * (ids != PAD)[:, None]).sum(0)
-        routed = masked_experts(
-            u,
-            *(weights[f"{name}experts.{w}.weight"] for w in ("w1", "w3", "w2")),
-            gates,
-            moe.swiglu_limit,
-            self._weighted,
-        )
-        shared = (weights[f"{name}shared_experts.{w}.weight"] for w in ("w1", "w3", "w2"))
-        return routed + mlp(u, *shared, moe.swiglu_limit)
+        w1, w3, w2 = (weights[f"{name}experts.{w}.weight"] for w in ("w1", "w3", "w2"))
+        routed = masked_experts(u, w1, w3, w2, gates, moe.swiglu_limit, self._weighted)
+        w1, w3, w2 = (weights[f"{name}shared_experts.{w}.weight"] for w in ("w1", "w3", "w2"))
+        return routed + mlp(u, w1, w3, w2, moe.swiglu_limit)
 
 
 def mix(
@@ -433,7 +439,7 @@ def _group(name: str) -> str:
     return "adam" if name.endswith(small) else "muon"
 
 
-def _initial(name: str, shape: tuple[int, ...], generator: torch.Generator, spec: object) -> Tensor:
+def _initial(name: str, shape: tuple[int, ...], generator: torch.Generator, spec: ModelSpec) -> Tensor:
     """Where training starts: every stream carries the embedding on, every layer reads and writes all four."""
     noise = torch.randn(shape, generator=generator)
     rules: tuple[tuple[str, Callable[[], Tensor]], ...] = (
