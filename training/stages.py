@@ -30,7 +30,7 @@ class Stage:
 
 
 # What the bundled readers were trained with, as shares of the time that each stretch takes on an H200 of its own
-# (training/README.md has the sessions as they really were). Nothing is trained sparsely: while the model attends to
+# (training/README.md has the runs as they really were). Nothing is trained sparsely: while the model attends to
 # everything, the indexer learns from the attention, and its choice then holds.
 READER_V4 = (
     Stage(0.07, {256: 1.0}),
