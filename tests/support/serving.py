@@ -10,6 +10,7 @@ from pathlib import Path
 
 import longread
 from longread.server.app import create_app
+from longread.server.calls import Call
 from longread.server.driver import EngineDriver
 from longread.server.fake import FakeEngine
 from longread.server.metrics import ServerMetrics
@@ -70,6 +71,7 @@ def make_state(
     options: ServerOptions,
     encoding: str = "v3.1",
     shelf: DocumentShelf | None = None,
+    observe: Callable[[Call], None] | None = None,
 ) -> ServerState:
     """A server's parts around an engine that ``make`` will return."""
 
@@ -78,7 +80,9 @@ def make_state(
 
     metrics = ServerMetrics(MODEL, read)
     driver = EngineDriver(make, max_num_queued_reqs=options.max_num_queued_reqs, observer=metrics)
-    return ServerState(driver, metrics, tokenizer, ENCODINGS[encoding], options, (MODEL,), "0.0.0", shelf=shelf)
+    return ServerState(
+        driver, metrics, tokenizer, ENCODINGS[encoding], options, (MODEL,), "0.0.0", observe=observe, shelf=shelf
+    )
 
 
 @contextmanager
@@ -88,6 +92,7 @@ def serving(
     options: ServerOptions | None = None,
     tokenizer: Tokenizer | None = None,
     loading: threading.Event | None = None,
+    observe: Callable[[Call], None] | None = None,
     shelf: DocumentShelf | None = None,
     **engine_options: object,
 ) -> Iterator[Serving]:
@@ -104,7 +109,7 @@ def serving(
         return engine
 
     options = replace(options or ServerOptions(), port=0, shutdown_timeout=0.2)
-    state = make_state(make, tokenizer, options, encoding, shelf)
+    state = make_state(make, tokenizer, options, encoding, shelf, observe)
     driver = state.driver
     listener = bind("127.0.0.1", 0)
     server = Server(create_app(state), driver, options)

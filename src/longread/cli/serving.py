@@ -20,6 +20,7 @@ from longread.server.driver import EngineDriver
 from longread.server.metrics import ServerMetrics
 from longread.server.options import ServerOptions
 from longread.server.runner import bind, serve, url
+from longread.server.spans import from_environment as spans_from_environment
 from longread.server.state import ServerState
 from longread.spec.config import EngineOptions, ResolvedConfig
 from longread.spec.engine import Engine, EngineInfo, EngineStats
@@ -66,7 +67,8 @@ def serve_checkpoint(
     driver = EngineDriver(
         lambda: _load(path, spec, resolved, stopping), max_num_queued_reqs=http.max_num_queued_reqs, observer=metrics
     )
-    state = ServerState(driver, metrics, tokenizer, encoding, http, names, version(), defaults)
+    spans = spans_from_environment()
+    state = ServerState(driver, metrics, tokenizer, encoding, http, names, version(), defaults, spans)
 
     def on_ready(info: EngineInfo) -> None:
         _say(memory_line(resolved.memory, info))
@@ -77,6 +79,8 @@ def serve_checkpoint(
     finally:
         stopping.set()
         driver.join(STOP_SECONDS)
+        if spans is not None:
+            spans.close()
 
 
 def checked_defaults(given: Mapping[str, object], encoding: ChatEncoding) -> ChatTemplateKwargs | None:
