@@ -2,10 +2,10 @@
 
 Two views of one vocabulary: with the added tokens (markup in the text becomes special tokens) and without (the same
 text is plain text). Everything a person wrote goes through the second. Knows files and ids; knows no roles, no
-templates. Encoding releases the interpreter lock, so that long prompts may be encoded in a thread: of the library's
-calls only the batch ones do.
+templates. Encoding releases the interpreter lock, so that long prompts may be encoded in a thread.
 """
 
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import orjson
 from tokenizers import Tokenizer as RawTokenizer
 
 from longread.spec.errors import CheckpointError
+from longread.wire.encoder import TextEncoder
 from longread.wire.encoding.pieces import Piece
 
 
@@ -25,13 +26,6 @@ def _byte_of_char() -> dict[str, int]:
 
 
 _BYTES: Mapping[str, int] = _byte_of_char()
-
-
-def _encode(tokenizer: RawTokenizer, text: str) -> list[int]:
-    """A batch of one: ``RawTokenizer.encode`` would hold the interpreter lock, and every stream with
-    it. The fast kind leaves out the offsets, which nobody here needs and which cost as much again.
-    """
-    return list(tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
 
 def _read(path: Path) -> bytes | None:
@@ -98,18 +92,25 @@ def _longest_token(parsed: Mapping[str, Any]) -> int | None:
     return max([1, *sizes, *(len(token["content"].encode()) for token in parsed["added_tokens"])])
 
 
+def ids_of(data: bytes) -> list[int]:
+    """Ids that are given as int32 bytes."""
+    return memoryview(data).cast("i").tolist()
+
+
 class Tokenizer:
-    """One checkpoint's tokenizer. Thread-safe: nothing changes after construction."""
+    """One checkpoint's tokenizer. Thread-safe."""
 
     def __init__(self, document: bytes, *, bos_id: int, eos_id: int):
         """``document``: a tokenizer.json. Raises CheckpointError for what is none, or no byte-level BPE."""
         parsed = _parse(document)
         added = parsed["added_tokens"]
         try:
-            self._marked = RawTokenizer.from_str(document.decode())
-            self._plain = RawTokenizer.from_str(orjson.dumps(parsed | {"added_tokens": []}).decode())
+            text = document.decode()
+            self._marked = RawTokenizer.from_str(text)
+            plain = RawTokenizer.from_str(orjson.dumps(parsed | {"added_tokens": []}).decode())
         except Exception as error:  # the library raises Exception itself
             raise CheckpointError(f"tokenizer.json: the tokenizers library refuses it: {_short(error)}") from error
+        self._encoder = TextEncoder(text, parsed, self._marked, plain)
         self._markup = {token["content"]: int(token["id"]) for token in added}
         self._contents = {i: content for content, i in self._markup.items()}
         self._hidden = frozenset(int(token["id"]) for token in added if token["special"])
@@ -174,7 +175,15 @@ class Tokenizer:
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Ids of a text, without BOS. ``special``: markup inside the text becomes special tokens."""
-        return _encode(self._marked if special else self._plain, text)
+        return ids_of(self._encoder.encode(text, special))
+
+    def encode_bytes(self, text: str, *, special: bool = False) -> bytes:
+        """The same as int32 bytes, in the order of ``array("i")``."""
+        return self._encoder.encode(text, special)
+
+    def hasten(self) -> str:
+        """Use the faster library if it gives the same ids; see ``TextEncoder.hasten``."""
+        return self._encoder.hasten()
 
     def least_tokens(self, texts: Iterable[str]) -> int:
         """No encoding of the texts, one behind the other, has fewer ids: what cannot fit is known without encoding."""
@@ -184,12 +193,16 @@ class Tokenizer:
 
     def encode_prompt(self, pieces: Sequence[Piece]) -> list[int]:
         """Ids of a rendered prompt. Markup that this vocabulary lacks (``<think>`` in V3) is written as plain text."""
-        ids: list[int] = []
+        return ids_of(self.prompt_bytes(pieces))
+
+    def prompt_bytes(self, pieces: Sequence[Piece]) -> bytes:
+        """The same as int32 bytes, in the order of ``array("i")``."""
+        found: list[bytes] = []
         pending: list[str] = []
 
         def flush() -> None:
             if pending:
-                ids.extend(_encode(self._plain, "".join(pending)))
+                found.append(self._encoder.encode("".join(pending), False))
                 pending.clear()
 
         for piece in pieces:
@@ -198,9 +211,9 @@ class Tokenizer:
                 pending.append(piece.text)
             else:
                 flush()
-                ids.append(token)
+                found.append(array("i", (token,)).tobytes())
         flush()
-        return ids
+        return b"".join(found)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of whole ids; bytes that are no UTF-8 become U+FFFD."""
