@@ -14,7 +14,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from longread.kv.disk.format import HEADER_BYTES, fault
+from longread.kv.disk.format import HEADER_BYTES, Head, fault
 from longread.kv.disk.segments import Place
 from longread.kv.records import CONTENT_ROOT, KINDS, Kind, Known, Layout, Record, chain_key
 from longread.spec.errors import StoreDamagedError, StoreError, StoreFullError, StoreReadOnlyError, StoreVersionError
@@ -23,6 +23,7 @@ APPLICATION = 0x4C_52_4B_56  # "LRKV" in the file's header: what tells a store f
 SCHEMA = 1
 BUSY_SECONDS = 10.0
 RING = KINDS.index("ring")
+UNKNOWN = "?"  # dtype of a root whose description was lost with a damaged index
 CACHED_ROWS = 16_384  # of about 1.5 KB each
 BATCH = 500  # keys of one query; SQLite's own limit is 999 in old builds
 
@@ -162,23 +163,28 @@ class Catalogue:
                 row = row_of(each[1:])
                 if row is not None:
                     yield row
+                elif isinstance(each[1], int):
+                    self.unsound.add(each[1])
 
     def root_id(self, layout: Layout) -> int:
-        """The number of a cache root, entered if it is new. Raises StoreError if it is known with other sizes."""
-        sql = "SELECT id, page_bytes, ring_bytes FROM roots WHERE root = ?"
+        """The number of a cache root, entered if it is new; -1 if it is new and nothing can be entered.
+
+        Raises StoreError if it is known with other sizes.
+        """
+        sql = "SELECT id, page_bytes, ring_bytes, dtype FROM roots WHERE root = ?"
         found = self.query(sql, (layout.root,))
-        if not found and not self.read_only:
-            values = (layout.root, layout.label, layout.dtype, layout.page_bytes, layout.ring_bytes)
+        if not self.read_only and (not found or found[0][3] == UNKNOWN):
             with self.transaction() as write:
                 write.execute(
-                    "INSERT INTO roots (root, label, dtype, page_bytes, ring_bytes) VALUES (?, ?, ?, ?, ?) "
-                    "ON CONFLICT (root) DO NOTHING",
-                    values,
+                    "INSERT INTO roots (root, label, dtype, page_bytes, ring_bytes) VALUES (?, ?, ?, ?, ?) ON CONFLICT "
+                    "(root) DO UPDATE SET label = excluded.label, dtype = excluded.dtype, "
+                    "page_bytes = excluded.page_bytes, ring_bytes = excluded.ring_bytes WHERE dtype = ?",
+                    (layout.root, layout.label, layout.dtype, layout.page_bytes, layout.ring_bytes, UNKNOWN),
                 )
             found = self.query(sql, (layout.root,))
         if not found:
             return -1
-        if found[0][1:] != (layout.page_bytes, layout.ring_bytes):
+        if found[0][1:3] != (layout.page_bytes, layout.ring_bytes):
             raise StoreError(
                 f"{self.path.parent}: the store has {layout.label} with pages of {found[0][1]} and rings of "
                 f"{found[0][2]} bytes, this process makes {layout.page_bytes} and {layout.ring_bytes}; "
@@ -209,6 +215,18 @@ class Catalogue:
         return row
 
 
+def agrees(row: Row, head: Head, run: bytes) -> bool:
+    """Whether the record that lies at a row's place is the one that the row means."""
+    known = row.known
+    return (head.kind, head.key, head.parent, head.depth, run) == (
+        known.kind,
+        known.key,
+        known.parent,
+        known.depth,
+        known.run,
+    )
+
+
 def row_of(found: tuple) -> Row | None:
     """A row as the queries above give it; None if it contradicts itself (bits of the database have changed)."""
     number, kind, key, parent, depth, run, name, offset, size, has_ring = found
@@ -223,19 +241,25 @@ def row_of(found: tuple) -> Row | None:
     return Row(number, known, Place(name, offset, size))
 
 
+def enter_segments(write: sqlite3.Connection, lengths: Mapping[str, int]) -> dict[str, int]:
+    """Enter segments with the lengths that are committed; returns their numbers. Inside a transaction."""
+    numbers: dict[str, int] = {}
+    for name, size in lengths.items():
+        write.execute(
+            "INSERT INTO segments (name, bytes) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET bytes = excluded.bytes",
+            (name, size),
+        )
+        numbers[name] = write.execute("SELECT id FROM segments WHERE name = ?", (name,)).fetchone()[0]
+    return numbers
+
+
 def insert(
     write: sqlite3.Connection, root: int, placed: Iterable[tuple[Record, Place]], lengths: Mapping[str, int]
 ) -> int:
     """Enter records and the lengths of their segments, inside a transaction. Returns the bytes that are new: what
     another process has entered meanwhile stays its own.
     """
-    segments: dict[str, int] = {}
-    for name, size in lengths.items():
-        write.execute(
-            "INSERT INTO segments (name, bytes) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET bytes = excluded.bytes",
-            (name, size),
-        )
-        segments[name] = write.execute("SELECT id FROM segments WHERE name = ?", (name,)).fetchone()[0]
+    segments = enter_segments(write, lengths)
     contents: dict[bytes, bytes | None] = {}
     used, total = now(), 0
     for record, place in placed:

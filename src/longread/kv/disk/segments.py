@@ -140,6 +140,8 @@ class SegmentWriter:
         size = len(head) + len(record.payload)
         file = self._current
         if file is None or (file.size and file.size + size > self.segment_bytes):
+            if file is not None and file.name not in self._batch:
+                self.finish()  # full since an earlier batch; one of this batch stays open until it is kept or undone
             file = self._current = self._create()
         self._batch.setdefault(file.name, (file, file.size))
         _drain(file.descriptor, [head, record.payload], file.size)
@@ -177,7 +179,7 @@ class SegmentWriter:
         self._batch.clear()
 
     def finish(self) -> None:
-        """Give up the lock on the current segment: the next batch begins a new one. Not within a batch."""
+        """Give up the lock on the current segment, which is in no open batch: the next append begins a new one."""
         if self._current is not None:
             os.close(self._current.descriptor)
             self._current = None

@@ -15,26 +15,57 @@ import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from errno import EDQUOT, ENOSPC, EROFS
 from pathlib import Path
 
 from longread.kv.disk import catalogue as index
+from longread.kv.disk import documents
 from longread.kv.disk.catalogue import Catalogue, Row
-from longread.kv.disk.format import Head, fault
+from longread.kv.disk.collector import Collected, Collector
+from longread.kv.disk.documents import DocumentState
+from longread.kv.disk.format import Head, fault, record_size
 from longread.kv.disk.segments import SEGMENT_BYTES, Place, SegmentReader, SegmentWriter
-from longread.kv.records import DocumentInfo, Kind, Known, Layout, Record
+from longread.kv.disk.transfer import RINGS_BACK, read_description, read_records, write_file
+from longread.kv.disk.verify import Progress, Report, Verdict, rebuild, salvage, verify
+from longread.kv.records import ID_BYTES, KINDS, DocumentInfo, Kind, Known, Layout, Record
 from longread.spec.errors import StoreError, StoreFullError, StoreReadOnlyError, StoreVersionError
+from longread.spec.state import PAGE_TOKENS
 
 INDEX_NAME = "index.sqlite"
 SEGMENTS = "segments"
-LOCK_NAME = "lock"
+LOCK_NAME = "use.lock"
+COLLECT_LOCK = "gc.lock"
+ATTEMPTS = 3
 TOUCH_SECONDS = 10.0  # how long a use may stay in memory before it is written down
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStats:
+    """``live_bytes``: of all records; ``file_bytes``: of the segments they lie in, which the limit is for. The index
+    comes on top (about 2 KB a page).
+    """
+
+    records: dict[Kind, int]
+    live_bytes: int
+    file_bytes: int
+    segments: int
+    corrupt: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStats:
+    """What one model and format has in the store."""
+
+    layout: Layout
+    records: int
+    live_bytes: int
 
 
 class DiskStore:
     """One store folder, opened."""
 
-    def __init__(self, path: Path, layout: Layout | None, max_bytes: int, read_only: bool):
+    def __init__(self, path: Path, layout: Layout | None, max_bytes: int, read_only: bool, lock: "_UseLock"):
         """Use ``open``."""
         self.path = path
         self.layout = layout
@@ -44,7 +75,9 @@ class DiskStore:
         self._catalogue = Catalogue(path / INDEX_NAME, read_only)
         self._root = self._catalogue.root_id(layout) if layout is not None else -1
         self._reader = SegmentReader(path / SEGMENTS)
+        self._lock = lock
         self._writer = SegmentWriter(path / SEGMENTS, max(min(SEGMENT_BYTES, max_bytes // 8), 1))
+        self._collector = Collector(path / SEGMENTS, self._catalogue, self._reader, self._writer)
         self._write_lock = threading.RLock()
         self._touched: dict[bytes, int] = {}
         self._bad: set[int] = set()  # rows whose record is not whole and that could not be deleted
@@ -58,15 +91,53 @@ class DiskStore:
         StoreDamagedError, StoreFullError or StoreError.
         """
         path = Path(path)
-        with _system_errors(path):
+        with _system_errors(path), ExitStack() as undo:
             if not read_only:
                 _make_folder(path)
             elif not (path / INDEX_NAME).is_file():
                 raise StoreError(f"{path}: there is no store; `--store` makes one where a model is served or ingested")
-            if read_only:
-                return cls(path, layout, max_bytes, True)
-            with _locked(path / LOCK_NAME):
-                return cls(path, layout, max_bytes, False)
+            lock = _UseLock(path / LOCK_NAME, read_only)
+            undo.callback(lock.release)
+            store = cls(path, layout, max_bytes, read_only, lock)
+            lock.share()
+            undo.pop_all()
+            undo.callback(store.close)
+            if not read_only:
+                store._collector.tidy()
+            undo.pop_all()
+            return store
+
+    @classmethod
+    def rebuild(cls, path: Path, *, max_bytes: int, progress: Progress | None = None) -> tuple["DiskStore", int]:
+        """Make the index anew from the segments, keeping the old one beside it. Returns the store and its records.
+
+        For an index that is damaged; no other process may have the store open. Documents are taken over as far as the
+        old index still tells of them.
+        """
+        path = Path(path)
+        old = path / INDEX_NAME
+        if not old.exists():
+            raise StoreError(f"{path}: there is no store")
+        with _system_errors(path), ExitStack() as undo:
+            lock = _UseLock(path / LOCK_NAME, False)
+            undo.callback(lock.release)
+            if not lock.alone:
+                raise StoreError(f"{path}: another process has the store open; stop it first")
+            layouts, saved = salvage(old)
+            for suffix in ("-wal", "-shm", ""):
+                side = old.with_name(old.name + suffix)
+                if side.exists():
+                    side.replace(path / f"{INDEX_NAME}.damaged{suffix}")
+            store = cls(path, None, max_bytes, False, lock)
+            entered = rebuild(store._catalogue, path / SEGMENTS, layouts, progress)
+            roots = {layout.root: number for number, layout in store._catalogue.layouts().items()}
+            with store._catalogue.transaction() as write:
+                for document in saved:
+                    if document.root in roots:
+                        documents.enter(write, roots[document.root], document)
+            lock.share()
+            undo.pop_all()
+        return store, entered
 
     def close(self) -> None:
         """Write down what was used, and let go of the files. A second close does nothing."""
@@ -81,6 +152,7 @@ class DiskStore:
                 self._writer.finish()
                 self._reader.close()
                 self._catalogue.close()
+                self._lock.release()
 
     def get(self, kind: Kind, key: bytes) -> Known | None:
         """What the index has under this identity. Sees what other processes committed. Raises StoreError."""
@@ -111,18 +183,22 @@ class DiskStore:
         False: it is not there, or not whole; then it has been dropped and counted in ``corrupt``. What ``into`` holds
         after False is undefined. Raises StoreError when the index cannot be asked.
         """
-        for _ in range(2):  # again once: between index and segment another process may have moved or evicted it
+        return self.inspect(kind, key, into) == "whole"
+
+    def inspect(self, kind: Kind, key: bytes, into: memoryview) -> Verdict:
+        """``read``, which also tells a record that is not there from one that was not whole."""
+        for _ in range(ATTEMPTS):  # between index and segment another process may have moved or evicted it
             row = self._catalogue.get(kind, key)
             if row is None or row.id in self._bad:
-                return False
+                return "absent"
             found = self._attempt(row.place, into)
-            if found is not None and _agrees(row, *found):
-                return True
-            now_at = self._catalogue.get(kind, key)
-            if now_at is not None and now_at.place == row.place:
+            if found is not None and index.agrees(row, *found):
+                return "whole"
+            again = self._catalogue.get(kind, key)
+            if again is not None and again.place == row.place:
                 self._drop(row)
-                return False
-        return False
+                return "corrupt"
+        return "absent"
 
     def write(self, records: Sequence[Record], *, document: DocumentInfo | None = None) -> int:
         """Store records and a document: all of them, or with a StoreError none.
@@ -136,6 +212,7 @@ class DiskStore:
             fresh = self._fresh(records)
             for record in fresh:
                 _check(record, layout)
+            self._make_room(sum(record_size(record) for record in fresh))
             return self._commit(fresh, layout, self._root, document)
 
     def touch(self, keys: Iterable[bytes]) -> None:
@@ -149,9 +226,143 @@ class DiskStore:
             if moment - oldest > TOUCH_SECONDS * 1e6:
                 self._flush()
 
-    def _own_layout(self) -> Layout:
+    def documents(self) -> list[DocumentInfo]:
+        """All documents of all models, without ids and texts, the newest first."""
+        return documents.listed(self._catalogue)
+
+    def document(self, ident: str) -> DocumentInfo | None:
+        """One document with its ids and text, those that are undamaged: the own model's, or without one the newest."""
+        return documents.found(self._catalogue, ident, self._root)
+
+    def document_state(self, document: DocumentInfo) -> DocumentState:
+        """Whether all of a listed document is there, and how much that is."""
+        layouts = {layout.root: layout for layout in self._catalogue.layouts().values()}
+        return documents.state(self._catalogue, document, bool(layouts[document.root].ring_bytes))
+
+    def pin(self, ident: str) -> bool:
+        """Keep a document from eviction. False: there is none of that id. So for ``unpin`` and ``remove``."""
+        return self._set_pinned(ident, True)
+
+    def unpin(self, ident: str) -> bool:
+        return self._set_pinned(ident, False)
+
+    def remove(self, ident: str) -> bool:
+        """Forget a document, and of its records those that no other document has, with all that hangs on them."""
+        with self._write_lock, self._catalogue.transaction() as write:
+            numbers = documents.remove(write, ident, self._root)
+            index.delete(write, numbers or [])
+        return numbers is not None
+
+    def gc(self, max_bytes: int | None = None) -> Collected:
+        """Bring all segments under ``max_bytes`` (None: the store's), as far as pins and living writers allow."""
+        self._require_writable()
+        with self._write_lock, _system_errors(self.path), _locked(self.path / COLLECT_LOCK):
+            return self._collect(self.max_bytes if max_bytes is None else max_bytes, 0)
+
+    def verify(self, progress: Progress | None = None) -> Report:
+        """Read every record back. What is not whole is dropped, unless the store is open for reading only."""
+        report = verify(self._catalogue, self.inspect, progress)
+        if not self.read_only:
+            with self._write_lock:
+                self._drop_unsound()
+        return report
+
+    def stats(self) -> StoreStats:
+        """Sizes, from the index alone."""
+        rows = self._catalogue.query("SELECT kind, count(*), sum(size) FROM records GROUP BY kind")
+        counts = {KINDS[kind]: int(number) for kind, number, _ in rows}
+        files = self._catalogue.query("SELECT count(*), coalesce(sum(bytes), 0) FROM segments")[0]
+        return StoreStats(counts, sum(int(size) for _, _, size in rows), int(files[1]), int(files[0]), self.corrupt)
+
+    def models(self) -> list[ModelStats]:
+        """The models and formats that have records here."""
+        sql = "SELECT root, count(*), sum(size) FROM records GROUP BY root"
+        sizes = {row[0]: (int(row[1]), int(row[2])) for row in self._catalogue.query(sql)}
+        return [ModelStats(layout, *sizes.get(number, (0, 0))) for number, layout in self._catalogue.layouts().items()]
+
+    def export(self, ident: str, file: Path) -> int:
+        """Write one document with its chain to a file. Returns its bytes.
+
+        Raises StoreError: no such document, or not all of it is there. Raises OSError for the file.
+        """
+        document = self.document(ident)
+        if document is None:
+            raise StoreError(f"{self.path}: there is no document {ident}; `longread store ls` lists them")
+        if not self.document_state(document).whole or not document.token_ids:
+            raise StoreError(f"{ident}: not all of it is in the store any more; ingest it again, with --pin to keep it")
+        layout = next(each for each in self._catalogue.layouts().values() if each.root == document.root)
+        keys = [key for key, _ in documents.chain_keys(self._catalogue, document.tail)]
+        ringed = self._catalogue.get_many("ring", keys[: RINGS_BACK + 1])
+        order: list[tuple[Kind, bytes]] = []
+        for at, key in reversed(list(enumerate(keys))):
+            full = at or len(document.token_ids) % (PAGE_TOKENS * ID_BYTES) == 0
+            order += [("page" if full else "tail", key), *([("ring", key)] if key in ringed else [])]  # type: ignore
+        source = (self._record(kind, key) for kind, key in order)
+        return write_file(Path(file), layout, document, len(order), source)
+
+    def import_(self, file: Path) -> DocumentInfo:
+        """Enter an exported document. Nothing of it is, unless all of it is whole. Its model need not be the own one.
+
+        Raises DocumentFileError, StoreFullError or another StoreError; OSError if the file cannot be opened.
+        """
+        self._require_writable()
+        path = Path(file)
+        with path.open("rb") as source:
+            size = os.fstat(source.fileno()).st_size
+            with self._write_lock, _system_errors(self.path):
+                description = read_description(source, path)
+                self._drop_unsound()
+                self._make_room(size)
+                root = self._catalogue.root_id(description.layout)
+                records = (r for r in read_records(source, path, description) if self.get(r.kind, r.key) is None)
+                self._commit(records, description.layout, root, description.document)
+        return description.document
+
+    def _record(self, kind: Kind, key: bytes) -> Record:
+        row = self._catalogue.get(kind, key)
+        found = self._reader.record(row.place) if row is not None else None
+        if row is None or found is None or not index.agrees(row, found[0], found[1].run):
+            raise StoreError(f"{self.path}: {kind} {key.hex()} is not whole; `longread store verify` finds all such")
+        return found[1]
+
+    def _set_pinned(self, ident: str, pinned: bool) -> bool:
+        with self._write_lock, self._catalogue.transaction() as write:
+            return documents.set_pinned(write, ident, self._root, pinned)
+
+    def _make_room(self, room: int) -> None:
+        """Before a write of ``room`` bytes. Raises StoreFullError if what may be evicted is not enough."""
+        if room > self.max_bytes:
+            raise StoreFullError(
+                f"{self.path}: {room:,} bytes are to be written, the store's size is {self.max_bytes:,}; give it more "
+                f"(--store-size)"
+            )
+        for _ in range(ATTEMPTS):  # what comes free here another process may fill meanwhile
+            if self._collector.file_bytes() + room <= self.max_bytes:
+                return
+            with _locked(self.path / COLLECT_LOCK):
+                done = self._collect(self.max_bytes, room)
+            left = done.file_bytes
+            if left + room <= self.max_bytes:
+                return
+        raise StoreFullError(
+            f"{self.path}: {left:,} of {self.max_bytes:,} bytes cannot be evicted (pinned, or still being written "
+            f"by another process), {room:,} more do not fit; unpin or rm documents, or give more (--store-size)"
+        )
+
+    def _collect(self, limit: int, room: int) -> Collected:
+        self._drop_unsound()
+        self._flush()
+        self._writer.finish()  # so that its segment can be compacted too
+        done = self._collector.collect(limit, room)
+        self.corrupt += done.corrupt
+        return done
+
+    def _require_writable(self) -> None:
         if self.read_only:
             raise StoreReadOnlyError(f"{self.path}: the store was opened for reading only")
+
+    def _own_layout(self) -> Layout:
+        self._require_writable()
         if self.layout is None:
             raise StoreError(f"{self.path}: the store was opened without a model, so nothing can be written to it")
         return self.layout
@@ -173,6 +384,8 @@ class DiskStore:
             lengths = self._writer.sync()
             with self._catalogue.transaction() as write:
                 total = index.insert(write, root, placed, lengths)
+                if document is not None:
+                    documents.enter(write, root, document)
             undo.pop_all()
         self._writer.commit()
         return total
@@ -214,17 +427,6 @@ class DiskStore:
         self._touched.clear()
 
 
-def _agrees(row: Row, head: Head, run: bytes) -> bool:
-    known = row.known
-    return (head.kind, head.key, head.parent, head.depth, run) == (
-        known.kind,
-        known.key,
-        known.parent,
-        known.depth,
-        known.run,
-    )
-
-
 def _check(record: Record, layout: Layout) -> None:
     wrong = fault(record.kind, record.key, record.parent, record.depth, record.run)
     wanted = layout.payload_bytes(record.kind)
@@ -237,16 +439,49 @@ def _check(record: Record, layout: Layout) -> None:
 def _make_folder(path: Path) -> None:
     """Raises StoreVersionError for a folder that holds something else."""
     if not (path / INDEX_NAME).exists() and path.is_dir():
-        own = {INDEX_NAME, SEGMENTS, LOCK_NAME, "lost+found"}
+        own = {SEGMENTS, LOCK_NAME, COLLECT_LOCK, "lost+found"}
         foreign = sorted(each.name for each in path.iterdir() if each.name not in own)
         if foreign:
             raise StoreVersionError(f"{path}: not empty and not a store (it has {foreign[0]!r}); give an empty folder")
     (path / SEGMENTS).mkdir(parents=True, exist_ok=True)
 
 
+class _UseLock:
+    """Held by whoever has the store open: alone while it is made or indexed anew, else shared."""
+
+    def __init__(self, path: Path, read_only: bool):
+        self.alone = False
+        self._file: int | None = None
+        try:
+            flags = os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT
+            self._file = os.open(path, flags | os.O_CLOEXEC, 0o644)
+        except OSError:
+            if not read_only:
+                raise
+            return  # a reader does no harm without it
+        if not read_only:
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self.alone = True
+            except BlockingIOError:
+                pass
+        if not self.alone:
+            self.share()  # waits while another process makes the store
+
+    def share(self) -> None:
+        if self._file is not None:
+            fcntl.flock(self._file, fcntl.LOCK_SH)
+            self.alone = False
+
+    def release(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Only one process at a time opens or tidies a store."""
+    """Only one process at a time collects garbage."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -1,0 +1,173 @@
+"""Documents: named texts and the chains of records that stand for them.
+
+Knows the documents table and how a chain hangs together. Must not know segment files.
+"""
+
+import sqlite3
+import time
+import zlib
+from dataclasses import dataclass
+
+import xxhash
+
+from longread.kv.disk.catalogue import Catalogue
+from longread.kv.records import DocumentInfo
+
+_DIGEST_BYTES = 16
+# From a tail (or any key) back to the first page: every run is found under its key, pages by the parent of the next.
+_CHAIN = """
+WITH RECURSIVE chain (id, key, parent, depth) AS (
+    SELECT id, key, parent, depth FROM records WHERE key = ? AND kind <> 2
+    UNION ALL
+    SELECT r.id, r.key, r.parent, r.depth FROM records r JOIN chain c ON r.key = c.parent AND r.kind = 0
+    WHERE c.depth > 1)
+"""
+# A key and everything after it.
+_BELOW = """
+WITH RECURSIVE below (key) AS (
+    SELECT ? UNION SELECT r.key FROM records r JOIN below b ON r.parent = b.key AND r.kind <> 2)
+SELECT key FROM below
+"""
+_COLUMNS = "d.id, d.name, o.label, d.tokens, d.bytes, d.tail, d.pinned, d.created, d.used, o.root"
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentState:
+    """What of a document is in the store: all of it or not, and the bytes of its chain (which others may share)."""
+
+    whole: bool
+    pages: int
+    rings: int
+    bytes_stored: int
+
+
+def enter(write: sqlite3.Connection, root: int, document: DocumentInfo) -> None:
+    """Enter a document, or anew: its first creation time stays, and so does a pin. Inside a transaction."""
+    moment = time.time()
+    write.execute(
+        "INSERT INTO documents (id, root, name, tokens, bytes, tail, created, used, pinned, token_ids, text) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id, root) DO UPDATE SET name = excluded.name, "
+        "tokens = excluded.tokens, bytes = excluded.bytes, tail = excluded.tail, used = excluded.used, "
+        "pinned = max(pinned, excluded.pinned), token_ids = excluded.token_ids, text = excluded.text",
+        (
+            document.id,
+            root,
+            document.name,
+            document.tokens,
+            document.text_bytes,
+            document.tail,
+            document.created or moment,
+            document.used or moment,
+            int(document.pinned),
+            _packed(document.token_ids),
+            None if document.text is None else _packed(document.text.encode()),
+        ),
+    )
+
+
+def listed(catalogue: Catalogue) -> list[DocumentInfo]:
+    """All documents without ids and texts, the newest first. ``used``: of the document or of the end of its chain."""
+    sql = f"""
+    SELECT {_COLUMNS}, (SELECT max(r.used) FROM records r WHERE r.key = d.tail
+        OR r.key = (SELECT t.parent FROM records t WHERE t.key = d.tail AND t.kind <> 2))
+    FROM documents d JOIN roots o ON o.id = d.root ORDER BY d.created DESC, d.id"""
+    return [_info(row[:10], row[10]) for row in catalogue.query(sql)]
+
+
+def found(catalogue: Catalogue, document: str, root: int) -> DocumentInfo | None:
+    """One document with its ids and text, of cache root number ``root``, or (-1) the newest of any.
+
+    Ids or a text that are damaged are left out.
+    """
+    rows = catalogue.query(
+        f"SELECT {_COLUMNS}, d.token_ids, d.text FROM documents d JOIN roots o ON o.id = d.root "
+        f"WHERE d.id = ? AND (d.root = ? OR ? = -1) ORDER BY d.created DESC LIMIT 1",
+        (document, root, root),
+    )
+    if not rows:
+        return None
+    info, ids, text = _info(rows[0][:10], None), _unpacked(rows[0][10]), _unpacked(rows[0][11])
+    return DocumentInfo(
+        info.id,
+        info.name,
+        info.label,
+        info.tokens,
+        info.text_bytes,
+        info.tail,
+        info.pinned,
+        info.created,
+        info.used,
+        ids or b"",
+        None if text is None else text.decode(),
+        info.root,
+    )
+
+
+def set_pinned(write: sqlite3.Connection, document: str, root: int, pinned: bool) -> bool:
+    """False: there is no such document. Inside a transaction."""
+    sql = "UPDATE documents SET pinned = ? WHERE id = ? AND (root = ? OR ? = -1)"
+    return write.execute(sql, (int(pinned), document, root, root)).rowcount > 0
+
+
+def remove(write: sqlite3.Connection, document: str, root: int) -> list[int] | None:
+    """Take a document out, inside a transaction. Returns the numbers of the records to be deleted with it.
+
+    Those are its pages that no other document has, and all that hangs on them (the questions asked about it). None:
+    there is no such document.
+    """
+    where = "WHERE id = ? AND (root = ? OR ? = -1)"
+    tails = write.execute(f"SELECT tail FROM documents {where}", (document, root, root)).fetchall()
+    if not tails:
+        return None
+    write.execute(f"DELETE FROM documents {where}", (document, root, root))
+    others = write.execute("SELECT DISTINCT tail FROM documents").fetchall()
+    chain = f"{_CHAIN} SELECT key, depth FROM chain"
+    kept = {key for (tail,) in others for key, _ in write.execute(chain, (tail,))}
+    own = {key: depth for (tail,) in tails for key, depth in write.execute(chain, (tail,)) if key not in kept}
+    doomed: dict[bytes, None] = {}
+    for key in sorted(own, key=lambda each: own[each]):
+        if key not in doomed:
+            doomed |= dict.fromkeys(each for (each,) in write.execute(_BELOW, (key,)))
+    return [number for key in doomed for (number,) in write.execute("SELECT id FROM records WHERE key = ?", (key,))]
+
+
+def chain_keys(catalogue: Catalogue, tail: bytes) -> list[tuple[bytes, int]]:
+    """Keys and depths from the tail back towards the root, as far as they are there."""
+    return catalogue.query(f"{_CHAIN} SELECT key, depth FROM chain ORDER BY depth DESC", (tail,))
+
+
+def pinned_keys(catalogue: Catalogue) -> set[bytes]:
+    """Every key on the chain of a pinned document."""
+    tails = catalogue.query("SELECT DISTINCT tail FROM documents WHERE pinned")
+    return {key for (tail,) in tails for key, _ in chain_keys(catalogue, tail)}
+
+
+def state(catalogue: Catalogue, document: DocumentInfo, with_rings: bool) -> DocumentState:
+    """``with_rings``: whether the document is only usable with a ring behind its tail."""
+    rows = catalogue.query(
+        f"{_CHAIN} SELECT c.depth, c.key, r.kind, r.size FROM chain c JOIN records r ON r.key = c.key", (document.tail,)
+    )
+    depths = {depth for depth, _, kind, _ in rows if kind != 2}
+    ring = any(kind == 2 and key == document.tail for _, key, kind, _ in rows)
+    whole = bool(depths) and depths == set(range(1, max(depths) + 1)) and (ring or not with_rings)
+    return DocumentState(whole, len(depths), sum(1 for row in rows if row[2] == 2), sum(size for _, _, _, size in rows))
+
+
+def _info(row: tuple, used: int | None) -> DocumentInfo:
+    ident, name, label, tokens, text_bytes, tail, pinned, created, at, root = row
+    last = max(at, (used or 0) / 1e6)
+    return DocumentInfo(ident, name, label, tokens, text_bytes, tail, bool(pinned), created, last, root=root)
+
+
+def _packed(data: bytes) -> bytes:
+    return xxhash.xxh3_128_digest(data) + zlib.compress(data, 6)
+
+
+def _unpacked(data: bytes | None) -> bytes | None:
+    if not isinstance(data, bytes) or len(data) < _DIGEST_BYTES:
+        return None
+    try:
+        plain = zlib.decompress(data[_DIGEST_BYTES:])
+    except zlib.error:
+        return None
+    return plain if xxhash.xxh3_128_digest(plain) == data[:_DIGEST_BYTES] else None

@@ -1,0 +1,316 @@
+"""The disk store: what was written comes back, or does not come at all."""
+
+import random
+import sqlite3
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from recordmaker import ROOT, SMALL, chain_of, payload_of, record_of, ring_of
+
+from longread.kv.disk.store import DiskStore
+from longread.kv.records import CONTENT_ROOT, DocumentInfo, Layout, Record, chain_key
+from longread.spec.errors import StoreError, StoreFullError, StoreReadOnlyError, StoreVersionError
+
+BIG = 2**30
+OTHER = Layout(bytes(range(16, 32)), "other", "bfloat16", page_bytes=300, ring_bytes=0)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[DiskStore]:
+    opened = DiskStore.open(tmp_path / "store", SMALL, max_bytes=BIG)
+    yield opened
+    opened.close()
+
+
+def read(store: DiskStore, record: Record) -> bytes | None:
+    into = bytearray(len(record.payload))
+    return bytes(into) if store.read(record.kind, record.key, memoryview(into)) else None
+
+
+def all_there(store: DiskStore, records: list[Record]) -> bool:
+    return all(read(store, record) == record.payload for record in records)
+
+
+def named(records: list[Record], called: str = "novel", **fields: object) -> DocumentInfo:
+    ids = b"".join(record.run for record in records)
+    info = DocumentInfo(
+        f"doc-{called}", called, "tiny", len(ids) // 4, 11, records[-1].key, token_ids=ids, text="some text é"
+    )
+    return replace(info, **fields)  # type: ignore[arg-type]
+
+
+def test_what_is_written_is_known_and_read_back(store: DiskStore) -> None:
+    records = chain_of(range(700))
+    written = store.write(records)
+    assert written > sum(len(record.payload) + len(record.run) for record in records)
+    assert store.write(records) == 0
+    for record in records:
+        known = store.get(record.kind, record.key)
+        assert known is not None
+        assert (known.kind, known.parent, known.depth, known.run) == (
+            record.kind,
+            record.parent,
+            record.depth,
+            record.run,
+        )
+        assert read(store, record) == record.payload
+    assert [known.key for known in store.children(ROOT)] == [records[0].key]
+    tail = store.children(records[1].key)[0]
+    assert (tail.kind, tail.key, tail.has_ring) == ("tail", records[2].key, True)
+    assert store.get("page", records[2].key) is None
+    assert not store.get("page", records[0].key).has_ring  # type: ignore[union-attr]
+    assert set(store.known("page", [record.key for record in records])) == {records[0].key, records[1].key}
+
+
+def test_it_survives_closing_and_is_seen_by_others(tmp_path: Path) -> None:
+    first = DiskStore.open(tmp_path, SMALL, max_bytes=BIG)
+    second = DiskStore.open(tmp_path, SMALL, max_bytes=BIG)
+    records, more = chain_of(range(300)), chain_of(range(1, 900))
+    first.write(records)
+    assert all_there(second, records)
+    second.write(more)
+    assert all_there(first, more)
+    assert len(first.children(ROOT)) == 2
+    first.close()
+    first.close()
+    second.close()
+    again = DiskStore.open(tmp_path, None, max_bytes=BIG, read_only=True)
+    assert all_there(again, records + more)
+    assert again.verify().sound
+    with pytest.raises(StoreReadOnlyError):
+        again.gc()
+    again.close()
+
+
+def test_records_that_contradict_themselves_are_refused(store: DiskStore) -> None:
+    page, tail, ring = chain_of(range(300))
+    wrong = [
+        replace(page, key=bytes(16)),
+        replace(page, payload=b"short"),
+        replace(page, kind="tail"),
+        replace(tail, kind="page"),
+        replace(page, depth=0),
+        replace(ring, run=page.run),
+        replace(ring, payload=page.payload),
+    ]
+    for record in wrong:
+        with pytest.raises(StoreError):
+            store.write([page, tail, record])
+    assert store.get("page", page.key) is None
+    assert store.stats().file_bytes == 0
+    store.write([page, tail, ring])
+    assert all_there(store, [page, tail, ring])
+
+
+def test_models_do_not_see_each_other_but_the_same_text_can_be_told(tmp_path: Path) -> None:
+    tokens = range(600)
+    ours, theirs = chain_of(tokens), chain_of(tokens, OTHER, rings=False)
+    with_ours = DiskStore.open(tmp_path, SMALL, max_bytes=BIG)
+    with_theirs = DiskStore.open(tmp_path, OTHER, max_bytes=BIG)
+    with_ours.write(ours)
+    with_theirs.write(theirs[:1])
+    with_theirs.write(theirs)
+    assert {record.key for record in ours}.isdisjoint(record.key for record in theirs)
+    content = CONTENT_ROOT
+    for record in theirs:
+        content = chain_key(content, record.run)
+        assert with_ours.other_roots(content) == ["other bfloat16"]
+        assert with_theirs.other_roots(content) == ["tiny float32"]
+    assert with_ours.other_roots(chain_key(content, b"")) == []
+    with pytest.raises(StoreError, match="pages of 600"):
+        DiskStore.open(tmp_path, replace(SMALL, page_bytes=601), max_bytes=BIG)
+    assert {(each.layout, each.records) for each in with_ours.models()} == {(SMALL, 4), (OTHER, 3)}
+    with_ours.close()
+    with_theirs.close()
+
+
+def test_the_chains_used_last_stay(tmp_path: Path) -> None:
+    limit = 70_000
+    store = DiskStore.open(tmp_path, SMALL, max_bytes=limit)
+    chains = [chain_of([first, *range(1500)]) for first in range(12)]
+    store.write(chains[0])
+    for chain in chains[1:]:
+        store.touch([record.key for record in chains[0]])
+        store.write(chain)
+    stats = store.stats()
+    assert stats.file_bytes <= limit
+    assert all_there(store, chains[0])
+    assert all_there(store, chains[-1])
+    gone = [chain for chain in chains if store.get(chain[-2].kind, chain[-2].key) is None]
+    assert 0 < len(gone) < 11
+    for chain in chains:  # children go before their parents: what is left of a chain can be used
+        there = [read(store, record) is not None for record in chain[:-1]]
+        assert there == sorted(there, reverse=True)
+    assert store.verify().sound
+    assert store.verify().unreachable == 0
+    files = sum(path.stat().st_size for path in (tmp_path / "segments").iterdir())
+    assert files == stats.file_bytes
+    store.close()
+
+
+def test_pinned_documents_stay_and_a_full_store_refuses(tmp_path: Path) -> None:
+    store = DiskStore.open(tmp_path, SMALL, max_bytes=46_000)
+    chains = [chain_of([first, *range(2000)]) for first in range(4)]
+    assert store.write(chains[0][:-1]) > 0
+    store.write(chains[0], document=named(chains[0], pinned=True))
+    store.write(chains[1])
+    store.write(chains[2])
+    store.write(chains[3])
+    assert all_there(store, chains[0])
+    store.write(chains[3], document=named(chains[3], "second", pinned=True))
+    store.write(chains[2])
+    store.write(chains[2], document=named(chains[2], "third", pinned=True))
+    big = chain_of([9, *range(5000)])
+    with pytest.raises(StoreFullError, match="unpin"):
+        store.write(big)
+    with pytest.raises(StoreFullError, match="--store-size"):
+        store.write(chain_of([9, *range(50_000)]))
+    assert all(all_there(store, chain) for chain in (chains[0], chains[2], chains[3]))
+    assert store.unpin("doc-third")
+    assert not store.unpin("doc-fourth")
+    store.gc(29_000)
+    assert store.get("page", chains[2][0].key) is None
+    assert all_there(store, chains[0] + chains[3])
+    assert store.verify().broken_documents == ["doc-third"]
+    store.close()
+
+
+def test_documents_are_listed_and_removed_with_what_is_theirs_alone(store: DiskStore) -> None:
+    shared = chain_of(range(512), rings=False)
+    long = chain_of(range(1300))
+    other = chain_of([*range(512), *range(9, 700)])
+    store.write(long, document=named(long))
+    store.write(other, document=named(other, "other", pinned=True))
+    question = chain_of([*range(1300), 5, 6, 7])
+    store.write(question)
+    assert {info.id for info in store.documents()} == {"doc-novel", "doc-other"}
+    info = store.document("doc-novel")
+    assert info is not None
+    assert info.text == "some text é"
+    assert info.token_ids == b"".join(record.run for record in long)
+    assert info.root == ROOT
+    state = store.document_state(info)
+    assert state.whole
+    assert (state.pages, state.rings) == (6, 1)
+    store.write([], document=named(other, "other", name="renamed"))
+    assert [info.name for info in store.documents() if info.pinned] == ["renamed"]
+    assert store.remove("doc-novel")
+    assert not store.remove("doc-novel")
+    assert store.document("doc-novel") is None
+    assert all_there(store, other)
+    assert all_there(store, shared)
+    assert store.get("page", long[2].key) is None
+    assert store.get("tail", question[-2].key) is None
+    assert store.verify().sound
+    assert store.verify().unreachable == 0
+
+
+def test_a_document_goes_from_store_to_store_in_a_file(store: DiskStore, tmp_path: Path) -> None:
+    records = chain_of(range(1400))
+    middle = ring_of(records[3])
+    early = ring_of(records[0])
+    store.write([*records, middle, early], document=named(records))
+    size = store.export("doc-novel", tmp_path / "novel.longread")
+    assert (tmp_path / "novel.longread").stat().st_size == size
+    target = DiskStore.open(tmp_path / "other", None, max_bytes=BIG)
+    info = target.import_(tmp_path / "novel.longread")
+    assert (info.id, info.root, info.label) == ("doc-novel", ROOT, "tiny")
+    assert all_there(target, [*records, middle])
+    assert target.get("ring", early.key) is None
+    assert target.import_(tmp_path / "novel.longread").id == "doc-novel"
+    assert target.document_state(target.documents()[0]).whole
+    assert target.verify().sound
+    target.close()
+    with pytest.raises(StoreError, match="there is no document"):
+        store.export("doc-none", tmp_path / "none")
+    store.remove("doc-novel")
+    store.write(records[:2], document=named(records))
+    with pytest.raises(StoreError, match="ingest it again"):
+        store.export("doc-novel", tmp_path / "half")
+    assert not (tmp_path / "half").exists()
+
+
+def test_a_damaged_document_file_changes_nothing(store: DiskStore, tmp_path: Path) -> None:
+    records = chain_of(range(600))
+    store.write(records, document=named(records))
+    file = tmp_path / "novel"
+    store.export("doc-novel", file)
+    whole, draw = file.read_bytes(), random.Random(5)
+    target = DiskStore.open(tmp_path / "other", SMALL, max_bytes=BIG)
+    damaged = [whole[:cut] for cut in draw.sample(range(len(whole)), 60)] + [whole + b"x", b"", whole[20:]]
+    for bit in draw.sample(range(8 * len(whole)), 300):
+        flipped = bytearray(whole)
+        flipped[bit // 8] ^= 1 << bit % 8
+        damaged.append(bytes(flipped))
+    for data in damaged:
+        file.write_bytes(data)
+        with pytest.raises(StoreError):
+            target.import_(file)
+    assert target.stats().file_bytes == 0
+    assert target.documents() == []
+    file.write_bytes(whole)
+    target.import_(file)
+    assert all_there(target, records)
+    target.close()
+
+
+def test_foreign_folders_and_versions_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "letters" / "dear.txt").write_text("x")
+    with pytest.raises(StoreVersionError, match=r"dear\.txt"):
+        DiskStore.open(tmp_path / "letters", SMALL, max_bytes=BIG)
+    with pytest.raises(StoreError, match="no store"):
+        DiskStore.open(tmp_path / "nothing", SMALL, max_bytes=BIG, read_only=True)
+    DiskStore.open(tmp_path / "store", SMALL, max_bytes=BIG).close()
+    for pragma, says in (("user_version = 7", "format 7"), ("application_id = 5", "not a Longread store")):
+        database = sqlite3.connect(tmp_path / "store" / "index.sqlite")
+        database.execute(f"PRAGMA {pragma}")
+        database.close()
+        for read_only in (False, True):
+            with pytest.raises(StoreVersionError, match=says):
+                DiskStore.open(tmp_path / "store", SMALL, max_bytes=BIG, read_only=read_only)
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(StoreError):
+        DiskStore.open(tmp_path / "file", SMALL, max_bytes=BIG)
+
+
+def test_two_writers_and_readers_at_once(tmp_path: Path) -> None:
+    stores = [DiskStore.open(tmp_path, SMALL, max_bytes=40_000) for _ in range(2)]
+    failures: list[str] = []
+
+    def work(store: DiskStore, seed: int) -> None:
+        draw = random.Random(seed)
+        for _ in range(40):
+            chain = chain_of([draw.randrange(8), *range(draw.randrange(40, 1200))])
+            store.write(chain)
+            for record in chain_of([draw.randrange(8), *range(draw.randrange(40, 1200))]):
+                found = read(store, record)
+                if found is not None and found != payload_of(record.kind, record.key):
+                    failures.append(record.key.hex())
+
+    threads = [threading.Thread(target=work, args=(stores[n % 2], n)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert [store.corrupt for store in stores] == [0, 0]
+    for store in stores:
+        assert store.verify().sound
+        store.gc()
+        store.close()
+    files = sum(path.stat().st_size for path in (tmp_path / "segments").iterdir())
+    assert files <= 40_000
+
+
+def test_a_record_without_its_parent_is_collected(store: DiskStore) -> None:
+    lost = record_of("page", bytes(15) + b"x", 7, chain_of(range(256))[0].run)
+    records = chain_of(range(300))
+    store.write([lost, ring_of(lost), *records])
+    assert store.verify().unreachable == 2
+    assert store.gc().unreachable == 2
+    assert store.get("page", lost.key) is None
+    assert all_there(store, records)
