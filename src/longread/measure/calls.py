@@ -84,10 +84,11 @@ def reuse_line(reuse: Mapping[str, Any] | None) -> str:
     """What was reused and why no more, as one sentence."""
     if reuse is None:
         return "what was reused is not known"
-    tiers = [
-        f"{reuse[f'{tier}_tokens']:,} from {tier}" for tier in ("device", "host", "disk") if reuse[f"{tier}_tokens"]
-    ]
-    where = f" at token {reuse['at']:,}" if reuse["at"] is not None and reuse["reason"] != "complete" else ""
-    note = f" ({printable(reuse['note'])})" if reuse["note"] else ""
-    parts = ", ".join([*tiers, f"{reuse['recomputed_tokens']:,} computed"])
-    return f"{reuse['prompt_tokens']:,} prompt tokens: {parts}; {reuse['reason']}{where}{note}"
+    counts = [(reuse[f"{tier}_tokens"], f"from {tier}") for tier in ("device", "host", "disk")]
+    parts = [f"{count:,} {what}" for count, what in [*counts, (reuse["recomputed_tokens"], "computed")] if count]
+    why = printable(reuse["reason"])
+    if reuse["note"]:
+        why += f": {printable(reuse['note'])}"
+    elif reuse["reason"] == "differs":
+        why += f" at token {reuse['at']:,}"
+    return f"{reuse['prompt_tokens']:,} prompt tokens: {', '.join(parts)}; {why}"

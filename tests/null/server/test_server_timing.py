@@ -329,3 +329,19 @@ def test_of_several_choices_the_first_token_counts_and_the_first_choice_tells() 
 def test_a_difference_at_the_end_of_one_text() -> None:
     found = difference(Excerpt(100, (1, 2), (1, 2, 3)), lambda ids: "".join(map(str, ids)))
     assert (found["at"], found["same"], found["asked"], found["known"]) == (102, "12", "", "3")
+
+
+def test_a_body_that_comes_slowly_is_received_slowly(server: Serving) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    sent = json.dumps(body("slowly")).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(sent)}\r\n\r\n"
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.sendall(head.encode())
+        began = time.monotonic()
+        assert wait_until(lambda: time.monotonic() - began > 0.05)
+        connection.sendall(sent)
+        answer = b""
+        while b"total_ms" not in answer:
+            answer += connection.recv(65536)
+    header = re.search(rb"x-longread-timing: receive;dur=([\d.]+)", answer, re.I)
+    assert header is not None and float(header[1]) > 45
