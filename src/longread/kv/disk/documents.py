@@ -74,13 +74,14 @@ def listed(catalogue: Catalogue) -> list[DocumentInfo]:
     return [_info(row[:10], row[10]) for row in catalogue.query(sql)]
 
 
-def found(catalogue: Catalogue, document: str, root: int) -> DocumentInfo | None:
-    """One document with its ids and text, of cache root number ``root``, or (-1) the newest of any.
+def found(catalogue: Catalogue, document: str, root: int, content: bool = True) -> DocumentInfo | None:
+    """One document with its ids and text if ``content``, of cache root number ``root``, or (-1) the newest of any.
 
     Ids or a text that are damaged are left out.
     """
+    blobs = "d.token_ids, d.text" if content else "NULL, NULL"
     rows = catalogue.query(
-        f"SELECT {_COLUMNS}, d.token_ids, d.text FROM documents d JOIN roots o ON o.id = d.root "
+        f"SELECT {_COLUMNS}, {blobs} FROM documents d JOIN roots o ON o.id = d.root "
         f"WHERE d.id = ? AND (d.root = ? OR ? = -1) ORDER BY d.created DESC LIMIT 1",
         (document, root, root),
     )

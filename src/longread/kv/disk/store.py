@@ -230,9 +230,11 @@ class DiskStore:
         """All documents of all models, without ids and texts, the newest first."""
         return documents.listed(self._catalogue)
 
-    def document(self, ident: str) -> DocumentInfo | None:
-        """One document with its ids and text, those that are undamaged: the own model's, or without one the newest."""
-        return documents.found(self._catalogue, ident, self._root)
+    def document(self, ident: str, *, content: bool = True, any_model: bool = False) -> DocumentInfo | None:
+        """One document with its ids and text, those that are undamaged: the own model's; without one, or with
+        ``any_model``, the newest. Without ``content`` both are left out unread.
+        """
+        return documents.found(self._catalogue, ident, -1 if any_model else self._root, content)
 
     def document_state(self, document: DocumentInfo) -> DocumentState:
         """Whether all of a listed document is there, and how much that is."""
@@ -246,10 +248,10 @@ class DiskStore:
     def unpin(self, ident: str) -> bool:
         return self._set_pinned(ident, False)
 
-    def remove(self, ident: str) -> bool:
+    def remove(self, ident: str, *, any_model: bool = False) -> bool:
         """Forget a document, and of its records those that no other document has, with all that hangs on them."""
         with self._write_lock, self._catalogue.transaction() as write:
-            numbers = documents.remove(write, ident, self._root)
+            numbers = documents.remove(write, ident, -1 if any_model else self._root)
             index.delete(write, numbers or [])
         return numbers is not None
 

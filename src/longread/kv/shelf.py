@@ -1,0 +1,106 @@
+"""Documents over the disk store, as ``spec.documents`` asks for them.
+
+Knows how a document's fields are the store's. Must not know how the store keeps them, nor who asks.
+"""
+
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+
+from longread.kv.disk.store import DiskStore
+from longread.kv.records import DocumentInfo
+from longread.spec.documents import Document, document_id, landing_key
+from longread.spec.errors import StoreError
+
+
+class DiskShelf:
+    """The documents of a store that was opened for one model, other models' included: their texts are as good. Safe
+    from any thread; belongs off an event loop.
+    """
+
+    def __init__(self, store: DiskStore):
+        """Raises StoreError for a store that was opened without a model."""
+        if store.layout is None:
+            raise StoreError(f"{store.path}: the store was opened without a model, so no document can be entered")
+        self._store = store
+        self._root = store.layout.root
+
+    def get(self, document_id: str) -> Document | None:
+        found = self._store.document(document_id, content=False, any_model=True)
+        return _shown(found) if found is not None else None
+
+    def text(self, document_id: str) -> str | None:
+        found = self._store.document(document_id, any_model=True)
+        return found.text if found is not None else None
+
+    def add(self, text: str, *, name: str, tokens: Sequence[int], pinned: bool) -> Document:
+        key = landing_key(self._root, tokens)
+        info = DocumentInfo(
+            id=document_id(key),
+            name=name,
+            label="",
+            tokens=len(tokens),
+            text_bytes=len(text.encode()),
+            tail=key,
+            pinned=pinned,
+            token_ids=array("i", tokens).tobytes(),
+            text=text,
+        )
+        self._store.write([], document=info)
+        entered = self._store.document(info.id, content=False)
+        if entered is None:  # removed by another process in between
+            raise StoreError(f"{self._store.path}: document {info.id} was removed while it was entered")
+        return _shown(entered)
+
+    def list(self) -> list[Document]:
+        return [_shown(info) for info in self._store.documents()]
+
+    def remove(self, document_id: str) -> bool:
+        return self._store.remove(document_id, any_model=True)
+
+
+class LateShelf:
+    """A shelf that comes when the model has been loaded; until then, and if its store could not be opened, each call
+    raises StoreError.
+    """
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._shelf: DiskShelf | None = None
+
+    def attach(self, store: DiskStore | None) -> None:
+        """From any thread; None: the store could not be opened."""
+        self._shelf = DiskShelf(store) if store is not None else None
+
+    def get(self, document_id: str) -> Document | None:
+        return self._there().get(document_id)
+
+    def text(self, document_id: str) -> str | None:
+        return self._there().text(document_id)
+
+    def add(self, text: str, *, name: str, tokens: Sequence[int], pinned: bool) -> Document:
+        return self._there().add(text, name=name, tokens=tokens, pinned=pinned)
+
+    def list(self) -> list[Document]:
+        return self._there().list()
+
+    def remove(self, document_id: str) -> bool:
+        return self._there().remove(document_id)
+
+    def _there(self) -> DiskShelf:
+        if self._shelf is None:
+            raise StoreError(f"{self._path}: the store is not open: the model is loading, or opening it failed")
+        return self._shelf
+
+
+def _shown(info: DocumentInfo) -> Document:
+    return Document(
+        id=info.id,
+        name=info.name,
+        model=info.label,
+        size=info.text_bytes,
+        tokens=info.tokens,
+        created=info.created,
+        last_used=info.used,
+        pinned=info.pinned,
+    )
