@@ -14,7 +14,7 @@ from longread.server.clock import Clock
 from longread.server.driver import Subscription
 from longread.server.named import may_name_documents, texts_named
 from longread.server.output import ChoiceText, TokenLogprobs
-from longread.server.prompts import encode_pieces
+from longread.server.prompts import Prompt, pieces_bytes, prompt_of
 from longread.server.state import ServerState, state_of
 from longread.server.work import engine_requests, new_id, open_call, respond, start
 from longread.spec.engine import FinishEvent, TokenEvent
@@ -33,8 +33,12 @@ class ChatPrompt:
 
     fields: ChatRequest
     model: str
-    ids: tuple[int, ...]
+    prompt: Prompt
     in_reasoning: bool
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        return self.prompt.ids
 
 
 class ChatChoice:
@@ -166,7 +170,9 @@ async def create(request: Request) -> Response:
     )
     answer_id = new_id("chatcmpl")
     after = state.tokenizer.id_of(END_THINK) if prompt.in_reasoning else None
-    requests = await offload(size, lambda: engine_requests(prompt.fields, [prompt.ids], answer_id, grammar_after=after))
+    requests = await offload(
+        size, lambda: engine_requests(prompt.fields, [prompt.prompt], answer_id, grammar_after=after)
+    )
     subscription = await start(state, request, prompt.fields, requests, "messages")
     call = open_call(state, request, answer_id, prompt.model, prompt.fields, len(requests))
     choices = [ChatChoice(i, state, prompt) for i in range(prompt.fields.choices)]
@@ -181,6 +187,8 @@ def prepare(state: ServerState, body: bytes, clock: Clock) -> ChatPrompt:
     documents = texts_named(state, fields)
     rendered = state.encoding.render(conversation(fields, state.encoding.abilities, state.template_defaults, documents))
     clock.mark("render")
-    ids = encode_pieces(state, rendered.pieces)
+    data = pieces_bytes(state, rendered.pieces)
     clock.mark("tokenise")
-    return ChatPrompt(fields, model, ids, rendered.in_reasoning)
+    prompt = prompt_of(state, data)
+    clock.mark("hash")
+    return ChatPrompt(fields, model, prompt, rendered.in_reasoning)

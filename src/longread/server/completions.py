@@ -13,7 +13,7 @@ from longread.server.body import clock_of, offload, with_body
 from longread.server.clock import Clock
 from longread.server.driver import Subscription
 from longread.server.output import ChoiceText, TokenLogprobs
-from longread.server.prompts import encode_text
+from longread.server.prompts import Prompt, prompt_of, prompt_of_ids, text_bytes
 from longread.server.state import ServerState, state_of
 from longread.server.work import engine_requests, new_id, open_call, respond, start
 from longread.spec.engine import FinishEvent, TokenEvent
@@ -32,7 +32,7 @@ class CompletionPrompts:
 
     fields: CompletionRequest
     model: str
-    ids: tuple[tuple[int, ...], ...]
+    prompts: tuple[Prompt, ...]
 
 
 class CompletionChoice:
@@ -135,7 +135,9 @@ class CompletionAnswer:
             [choice.whole() for choice in self.choices],
             self._counts(),
             created=self._created,
-            prompt_token_ids=[list(ids) for ids in prompts.ids] if prompts.fields.return_token_ids else None,
+            prompt_token_ids=[list(prompt.ids) for prompt in prompts.prompts]
+            if prompts.fields.return_token_ids
+            else None,
         )
 
     def _counts(self) -> Json:
@@ -155,12 +157,12 @@ async def create(request: Request) -> Response:
         request, state.bodies, state.options.max_body_bytes, lambda body: prepare(state, body, clock_of(request))
     )
     fields, answer_id = prompts.fields, new_id("cmpl")
-    requests = await offload(size, lambda: engine_requests(fields, prompts.ids, answer_id))
+    requests = await offload(size, lambda: engine_requests(fields, prompts.prompts, answer_id))
     subscription = await start(state, request, fields, requests, "prompt")
     call = open_call(state, request, answer_id, prompts.model, fields, len(requests))
     choices = [
-        CompletionChoice(i * fields.choices + n, state, fields, len(ids))
-        for i, ids in enumerate(prompts.ids)
+        CompletionChoice(i * fields.choices + n, state, fields, len(prompt.ids))
+        for i, prompt in enumerate(prompts.prompts)
         for n in range(fields.choices)
     ]
     return await respond(state, request, call, subscription, fields, CompletionAnswer(answer_id, prompts, choices))
@@ -179,6 +181,8 @@ def prepare(state: ServerState, body: bytes, clock: Clock) -> CompletionPrompts:
     clock.mark("parse")
     clock.mark("render")  # nothing to render: a prompt is what it is
     bos = fields.add_special_tokens is not False
-    ids = tuple(encode_text(state, prompt, bos) if isinstance(prompt, str) else prompt for prompt in texts)
+    data = [text_bytes(state, prompt, bos) if isinstance(prompt, str) else prompt for prompt in texts]
     clock.mark("tokenise")
-    return CompletionPrompts(fields, model, ids)
+    prompts = tuple(prompt_of(state, d) if isinstance(d, bytes) else prompt_of_ids(state, d) for d in data)
+    clock.mark("hash")
+    return CompletionPrompts(fields, model, prompts)

@@ -79,6 +79,7 @@ class FakeEngine:
         fail_requests: frozenset[int] = frozenset(),
         explain: Explain | None = None,
         gate: threading.Semaphore | None = None,
+        cache_root: bytes = b"",
     ):
         self._script = script
         self._token_range = token_range
@@ -103,6 +104,7 @@ class FakeEngine:
             num_pages=max_num_seqs * -(-max_model_len // PAGE_TOKENS),
             predicted_bytes=0,
             allocated_bytes=0,
+            cache_root=cache_root,
         )
 
     @property

@@ -1,26 +1,65 @@
-"""Texts to prompt ids, where they can fit at all.
+"""Texts to prompt ids and their page identities, where they can fit at all.
 
-Knows: tokenizer, the engine's limits. Must not know: routes, request shapes. A text may be as long as a body; one that
-no encoding could make fit is refused by its bytes, since encoding it would take seconds for nothing.
+Knows: tokenizer, page hasher, the engine's limits. Must not know: routes, request shapes. A text may be as long as a
+body; one that no encoding could make fit is refused by its bytes, since encoding it would take long for nothing.
 """
 
+from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from longread.server.state import ServerState
 from longread.spec.errors import ContextLengthError
+from longread.spec.state import HashedTokens
 from longread.wire.encoding.pieces import Piece
+from longread.wire.tokenizer import ids_of
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """``hashed`` None: there is nothing to hash, or ids that are none."""
+
+    ids: tuple[int, ...]
+    hashed: HashedTokens | None = None
 
 
 def encode_text(state: ServerState, text: str, bos: bool) -> tuple[int, ...]:
     """Ids of a text whose markup counts, behind BOS where ``bos``. Raises ContextLengthError."""
-    _check_fits(state, [text], "prompt")
-    return (*((state.tokenizer.bos_id,) if bos else ()), *state.tokenizer.encode(text, special=True))
+    return tuple(ids_of(text_bytes(state, text, bos)))
 
 
 def encode_pieces(state: ServerState, pieces: Sequence[Piece]) -> tuple[int, ...]:
     """Ids of a rendered conversation. Raises ContextLengthError."""
+    return tuple(ids_of(pieces_bytes(state, pieces)))
+
+
+def text_bytes(state: ServerState, text: str, bos: bool) -> bytes:
+    """The same as ``encode_text`` as int32 bytes."""
+    _check_fits(state, [text], "prompt")
+    first = array("i", (state.tokenizer.bos_id,)).tobytes() if bos else b""
+    return first + state.tokenizer.encode_bytes(text, special=True)
+
+
+def pieces_bytes(state: ServerState, pieces: Sequence[Piece]) -> bytes:
+    """The same as ``encode_pieces`` as int32 bytes."""
     _check_fits(state, [piece.text for piece in pieces], "messages")
-    return tuple(state.tokenizer.encode_prompt(pieces))
+    return state.tokenizer.prompt_bytes(pieces)
+
+
+def prompt_of(state: ServerState, data: bytes) -> Prompt:
+    """A prompt given as int32 bytes, hashed for this server's engine."""
+    root = state.driver.engine_info.cache_root
+    return Prompt(tuple(ids_of(data)), state.hasher.hash(root, data) if root and data else None)
+
+
+def prompt_of_ids(state: ServerState, ids: tuple[int, ...]) -> Prompt:
+    """The same for ids that a client sent as numbers; those that no prompt can hold are the engine's to refuse."""
+    try:
+        data = array("i", ids).tobytes()
+    except OverflowError:
+        return Prompt(ids)
+    root = state.driver.engine_info.cache_root
+    return Prompt(ids, state.hasher.hash(root, data) if root and data else None)
 
 
 def check_count(state: ServerState, count: int, param: str) -> None:

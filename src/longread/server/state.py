@@ -18,6 +18,7 @@ from longread.server.reading import Readings
 from longread.spec.documents import DocumentShelf
 from longread.spec.errors import ModelNotFoundError
 from longread.wire.encoding import ChatEncoding
+from longread.wire.pages import PageHasher
 from longread.wire.tokenizer import Tokenizer
 from longread.wire.types import ChatTemplateKwargs
 
@@ -39,6 +40,7 @@ class ServerState:
     template_defaults: ChatTemplateKwargs | None = None
     observe: Callable[[Call], None] | None = None
     shelf: DocumentShelf | None = None
+    hasher: PageHasher = field(default_factory=PageHasher)
     bodies: Bodies = field(init=False)
     calls: Calls = field(init=False)
     readings: Readings = field(init=False)

@@ -18,6 +18,7 @@ from longread.server.driver import Subscription
 from longread.server.errors import json_response
 from longread.server.gate import TIMING_HEADER
 from longread.server.output import ChoiceText, timings_of
+from longread.server.prompts import Prompt
 from longread.server.state import ServerState
 from longread.server.streaming import EventStream, while_connected
 from longread.spec.engine import Event, FinishEvent, GenerationRequest, TokenEvent
@@ -31,6 +32,7 @@ from longread.wire.types import ChatRequest, CompletionRequest, GenerateFields
 KEEPALIVE_SECONDS = 15.0
 
 OFFLOAD_TOKENS = 16 * 1024
+MAX_TRACEPARENT = 128  # characters; https://www.w3.org/TR/trace-context/ has 55
 
 
 def new_id(prefix: str) -> str:
@@ -40,7 +42,7 @@ def new_id(prefix: str) -> str:
 
 def engine_requests(
     fields: ChatRequest | CompletionRequest,
-    prompts: Sequence[tuple[int, ...]],
+    prompts: Sequence[Prompt],
     answer_id: str,
     grammar_after: int | None = None,
 ) -> list[GenerationRequest]:
@@ -50,7 +52,9 @@ def engine_requests(
     """
     first = to_sampling(fields, grammar_after=grammar_after)
     return [
-        GenerationRequest(f"{answer_id}-{i * fields.choices + choice}", prompt, for_choice(first, choice))
+        GenerationRequest(
+            f"{answer_id}-{i * fields.choices + choice}", prompt.ids, for_choice(first, choice), prompt.hashed
+        )
         for i, prompt in enumerate(prompts)
         for choice in range(fields.choices)
     ]
@@ -106,7 +110,7 @@ def open_call(
         choices_per_prompt=fields.choices,
         clock=clock_of(request),
         key=request.state.key,
-        traceparent=request.headers.get("traceparent"),
+        traceparent=request.headers.get("traceparent", "")[:MAX_TRACEPARENT] or None,
     )
     state.calls.add(call)
     return call
