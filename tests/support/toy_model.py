@@ -15,7 +15,10 @@ from longread.engine.engine import LocalEngine
 from longread.engine.runner import Runner
 from longread.engine.scheduler import Scheduler
 from longread.kv.cache import KVCache
+from longread.kv.host import HostArena
 from longread.kv.tensors import StateTensors
+from longread.kv.tiers import Tiers
+from longread.kv.transfer import Disk
 from longread.models.inputs import StepInputs
 from longread.spec.engine import EngineInfo
 from longread.spec.state import PAGE_TOKENS, StateGroup
@@ -107,6 +110,8 @@ def toy_engine(
     model: ToyModel | None = None,
     root: bytes = b"toy",
     interval: int = 1024,
+    host_cache_size: int = 0,
+    disk: Disk | None = None,
 ) -> LocalEngine:
     """A LocalEngine over the toy model and the real cache; no tokenizer, so no structured output."""
     store = StateTensors(groups, num_pages, max_num_seqs, num_snapshots, torch.float32)
@@ -124,8 +129,16 @@ def toy_engine(
         predicted_bytes=store.nbytes,
         allocated_bytes=store.nbytes,
     )
+    tiers = None
+    if disk is not None or host_cache_size:
+        tiers = Tiers(cache, store, HostArena(store.page_bytes, store.ring_bytes, host_cache_size), disk, interval)
     scheduler = Scheduler(
-        cache, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, snapshot_interval=interval
+        cache,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        snapshot_interval=interval,
+        tiers=tiers,
     )
     runner = Runner(model or ToyModel(groups), store.views)
-    return LocalEngine(Core(info, runner, cache, scheduler, groups, store.views, None, interval, random.Random(0)))
+    draws = random.Random(0)
+    return LocalEngine(Core(info, runner, cache, scheduler, groups, store.views, None, interval, draws, tiers))

@@ -21,7 +21,7 @@ MEMORY_FLAGS = (
     "num_gpu_blocks_override",
     "dtype",
 )
-SERVING_FLAGS = ("seed", "enable_prefix_caching", "snapshot_interval")
+SERVING_FLAGS = ("seed", "enable_prefix_caching", "snapshot_interval", "store", "store_size", "host_cache_size")
 
 
 def add_memory_flags(group: "_ActionsContainer") -> None:
@@ -50,6 +50,18 @@ def add_serving_flags(group: "_ActionsContainer") -> None:
     group.add_argument(
         "--snapshot-interval", metavar="N", default="32K", help="tokens between saved ring states of a long prompt"
     )
+    add_store_flags(group)
+    group.add_argument(
+        "--host-cache-size", metavar="SIZE", help="main memory for what is evicted from the KV cache; default: 0"
+    )
+
+
+def add_store_flags(group: "_ActionsContainer", required: bool = False) -> None:
+    """Where what was read is kept."""
+    group.add_argument(
+        "--store", metavar="DIR", required=required, help="keep what was read in this folder, also for the next start"
+    )
+    group.add_argument("--store-size", metavar="SIZE", help="what the store may take; default: 20GiB")
 
 
 def options_from(args: argparse.Namespace, model: str, served_model_name: str | None = None) -> EngineOptions:

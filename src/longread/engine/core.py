@@ -14,6 +14,8 @@ from longread.engine.runner import Runner
 from longread.engine.sampling_state import SamplingState
 from longread.engine.scheduler import Scheduler
 from longread.kv.cache import KVCache
+from longread.kv.disk.store import DiskStore
+from longread.kv.tiers import Tiers
 from longread.spec.engine import EngineInfo, SamplingParams
 from longread.spec.errors import InvalidRequestError
 from longread.spec.state import StateGroup
@@ -23,7 +25,8 @@ from longread.spec.state import StateGroup
 class Core:
     """``state``: the storage of ``groups`` by name (spec/state.py), which ``cache`` keeps the books of and ``runner``'s
     model reads and writes. ``grammars`` None: the checkpoint has no tokenizer.json, so no structured output.
-    ``draws`` makes the seeds of requests that bring none.
+    ``draws`` makes the seeds of requests that bring none. ``tiers``: what lies below the device, None: nothing.
+    ``store``: the disk among them.
     """
 
     info: EngineInfo
@@ -35,6 +38,8 @@ class Core:
     grammars: GrammarCompiler | None
     snapshot_interval: int
     draws: random.Random
+    tiers: Tiers | None = None
+    store: DiskStore | None = None
 
     def sampling(self, params: SamplingParams, prompt: Sequence[int]) -> SamplingState:
         """Fresh sampling state for one output behind ``prompt``. Raises InvalidRequestError (the grammar).

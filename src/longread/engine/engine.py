@@ -7,6 +7,8 @@ but ``validate``.
 """
 
 import logging
+import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,9 +18,14 @@ from longread.engine.request import Request
 from longread.engine.sampler import Sample
 from longread.engine.scheduler import Grant, Schedule
 from longread.engine.session import Session
+from longread.kv.disk.store import DiskStore
+from longread.kv.explain import explain
 from longread.spec.engine import EngineInfo, EngineStats, Event, FinishReason, GenerationRequest
 from longread.spec.errors import InvalidRequestError
 from longread.spec.limits import check_request
+from longread.spec.reuse import MissReason
+
+IDLE_WAIT = 0.005  # seconds a step waits for the I/O threads when it has nothing else: commands may be waiting, too
 
 log = logging.getLogger(__name__)
 
@@ -31,10 +38,13 @@ class LocalEngine:
         self._info = core.info
         self._cache = core.cache
         self._scheduler = core.scheduler
+        self._tiers = core.tiers
         self._requests: dict[str, Request] = {}
         self._events: list[Event] = []
         self._prompt_tokens = 0
         self._generation_tokens = 0
+        self._reused: Counter[str] = Counter()  # tokens by tier
+        self._misses: Counter[MissReason] = Counter()
         self._audit_due = False
 
     @property
@@ -62,35 +72,50 @@ class LocalEngine:
             self._finish(self._requests[request_id], "cancelled")
 
     def has_work(self) -> bool:
-        return bool(self._requests or self._events or self._audit_due)
+        busy = self._tiers is not None and self._tiers.busy
+        return bool(self._requests or self._events or self._audit_due or busy)
 
     def step(self) -> Sequence[Event]:
         """Run one step of the batch; returns the events since the last one. Never raises for a request's sake.
 
         The first idle step audits the cache: the books must balance, and no client waits for the proof.
         """
+        if self._tiers is not None:
+            self._tiers.work()
         if not self._requests and not self._events:
-            self._audit()
+            self._rest()
             return ()
         self._audit_due = True
         plan = self._scheduler.schedule()
         self._note(plan)
         if plan.grants:
             self._run(plan.grants)
+        elif self._tiers is not None and not self._events:
+            self._tiers.wait(IDLE_WAIT)
         events, self._events = self._events, []
         return events
 
-    def _audit(self) -> None:
-        if self._audit_due:
+    def _rest(self) -> None:
+        """A step without requests: what the tiers still have to do, then the audit."""
+        if self._tiers is not None and self._tiers.busy:
+            self._tiers.wait(IDLE_WAIT)
+            self._tiers.collect()
+        elif self._audit_due:
             self._audit_due = False
             self._cache.check()
+            if self._tiers is not None:
+                self._tiers.check()
 
     def _run(self, grants: Sequence[Grant]) -> None:
         """Model and sampler on what was granted; whatever breaks in there fails the requests of this step only."""
+        start = time.monotonic()
         batch = gather(grants)
         rows = [self._requests[timeline.key].sampling for timeline in batch.sampling]
         try:
-            samples = self._core.runner.choose(self._core.runner.forward(batch), rows)
+            logits = self._core.runner.forward(batch)
+            for grant in grants:
+                self._requests[grant.timeline.key].computed(grant.length, start, time.monotonic())
+            samples = self._core.runner.choose(logits, rows)
         except Exception as error:  # the edge between a model and the requests: reported, never swallowed
             log.exception("a step of %d tokens failed; its %d requests end", len(batch.token_ids), len(grants))
             for grant in grants:
@@ -116,11 +141,25 @@ class LocalEngine:
     def _note(self, plan: Schedule) -> None:
         """Carry the schedule's decisions over to the requests."""
         for timeline in plan.admitted:
-            assert timeline.lease is not None
-            self._requests[timeline.key].started(timeline.lease.cached_tokens)
+            self._explain(self._requests[timeline.key])
         for timeline, reason in plan.failed:
             request = self._requests.pop(timeline.key)
             self._events.append(request.finish("failed", 0, reason))
+
+    def _explain(self, request: Request) -> None:
+        """Say once what a request reuses, and why not more."""
+        lease, admission = request.timeline.lease, request.timeline.admission
+        assert lease is not None
+        if self._tiers is not None:
+            self._tiers.used(lease)
+        if request.reuse is not None:
+            return
+        start = time.monotonic()
+        reuse = explain(self._cache, self._tiers, lease.prompt, lease.cached_tokens, admission.transfers)
+        admission.lookup += time.monotonic() - start
+        self._reused.update(device=reuse.device_tokens, host=reuse.host_tokens, disk=reuse.disk_tokens)
+        self._misses[reuse.reason] += 1
+        request.started(reuse)
 
     def _finish(self, request: Request, reason: FinishReason, error: str | None = None, keep_tail: bool = True) -> None:
         """End a request: exactly one FinishEvent, slot and pages given back."""
@@ -140,7 +179,7 @@ class LocalEngine:
         return session
 
     def stats(self) -> EngineStats:
-        cache, pages = self._cache, self._info.num_pages
+        cache, tiers, pages = self._cache, self._tiers, self._info.num_pages
         return EngineStats(
             num_requests_running=self._scheduler.num_running,
             num_requests_waiting=self._scheduler.num_waiting,
@@ -156,12 +195,39 @@ class LocalEngine:
             snapshots_held=cache.snapshots_held,
             pages_evicted=cache.pages_evicted,
             snapshots_evicted=cache.snapshots_evicted,
+            num_requests_loading=self._scheduler.num_loading,
+            reused_device_tokens=self._reused["device"],
+            reused_host_tokens=self._reused["host"],
+            reused_disk_tokens=self._reused["disk"],
+            misses=tuple(self._misses.items()),
+            host_cache_bytes=tiers.host.nbytes if tiers is not None else 0,
+            host_cache_used_bytes=tiers.host.used_bytes if tiers is not None else 0,
+            store_written_bytes=tiers.written_bytes if tiers is not None else 0,
+            store_skipped_writes=tiers.skipped if tiers is not None else 0,
+            store_errors=tiers.errors if tiers is not None else 0,
+            store_corrupt_records=tiers.corrupt if tiers is not None else 0,
         )
 
+    @property
+    def store(self) -> DiskStore | None:
+        """The disk store, for its documents; None: there is none, or it could not be opened."""
+        return self._core.store
+
+    def computed_tokens(self, request_id: str) -> int:
+        """How far a request's prompt has been computed or reused; 0 for one that has not started or has ended."""
+        request = self._requests.get(request_id)
+        return request.timeline.computed if request is not None else 0
+
+    def flush(self, seconds: float) -> bool:
+        """Wait until every landing point that is due is on the disk. False: not within ``seconds``."""
+        return self._tiers is None or self._tiers.flush(seconds)
+
     def close(self) -> None:
-        """Drop all requests without events and give their pages back. Idempotent."""
+        """Drop all requests without events and give their pages back; finish the store's writes. Idempotent."""
         for request in list(self._requests.values()):
             self._scheduler.remove(request.timeline, keep_tail=False)
         self._requests.clear()
         self._events.clear()
         self._audit_due = False
+        if self._tiers is not None:
+            self._tiers.close()

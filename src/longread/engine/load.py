@@ -4,6 +4,7 @@ Order: every refusal that costs nothing first (config, options, memory), then fi
 """
 
 import dataclasses
+import logging
 import random
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,7 +18,11 @@ from longread.engine.grammar import GrammarCompiler
 from longread.engine.runner import Model, Runner
 from longread.engine.scheduler import Scheduler
 from longread.kv.cache import KVCache
+from longread.kv.disk.store import DiskStore
+from longread.kv.host import HostArena
+from longread.kv.records import Layout
 from longread.kv.tensors import StateTensors
+from longread.kv.tiers import Tiers
 from longread.models.deepseek_v3 import DeepseekV3
 from longread.models.deepseek_v4 import DeepseekV4
 from longread.models.inputs import StepInputs
@@ -27,9 +32,12 @@ from longread.spec.batch import Segment
 from longread.spec.config import EngineOptions, ResolvedConfig
 from longread.spec.config_json import read_config, spec_from_config
 from longread.spec.engine import EngineInfo
+from longread.spec.errors import StoreError
 from longread.spec.model import ModelSpec
 from longread.spec.state import PAGE_TOKENS, cache_root, state_groups
 from longread.weights.reader import Checkpoint
+
+log = logging.getLogger(__name__)
 
 WARM_UP_TOKENS = 64
 Progress = Callable[[int, int], None]  # (bytes read, bytes to read)
@@ -60,15 +68,19 @@ def load_resolved(path: Path, spec: ModelSpec, config: ResolvedConfig, progress:
         store,
         enable_prefix_caching=config.enable_prefix_caching,
     )
+    disk = _open_store(spec, config, root, store)
+    tiers = _tiers(config, cache, store, disk)
     scheduler = Scheduler(
         cache,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         snapshot_interval=config.snapshot_interval,
+        tiers=tiers,
     )
     tokenizer = path / "tokenizer.json"
+    allocated = _tensor_bytes(model) + store.nbytes + (tiers.host.nbytes if tiers is not None else 0)
     core = Core(
-        info=_info(spec, config, _tensor_bytes(model) + store.nbytes, root),
+        info=_info(spec, config, allocated, root),
         runner=Runner(model, store.views),
         cache=cache,
         scheduler=scheduler,
@@ -77,9 +89,31 @@ def load_resolved(path: Path, spec: ModelSpec, config: ResolvedConfig, progress:
         grammars=GrammarCompiler(tokenizer, spec.vocab, spec.eos_id) if tokenizer.is_file() else None,
         snapshot_interval=config.snapshot_interval,
         draws=random.Random(config.seed),
+        tiers=tiers,
+        store=disk,
     )
     _warm_up(model, store.views, config.num_slots)
     return LocalEngine(core)
+
+
+def _open_store(spec: ModelSpec, config: ResolvedConfig, root: bytes, tensors: StateTensors) -> DiskStore | None:
+    """The disk store. One that cannot be opened is told and left out: service goes on without it."""
+    if config.store is None:
+        return None
+    layout = Layout(root, spec.label, config.dtype, tensors.page_bytes, tensors.ring_bytes)
+    try:
+        return DiskStore.open(Path(config.store), layout, max_bytes=config.store_size)
+    except StoreError as error:
+        log.error("service goes on without the store: %s", error)
+        return None
+
+
+def _tiers(config: ResolvedConfig, cache: KVCache, tensors: StateTensors, disk: DiskStore | None) -> Tiers | None:
+    """What lies below the device; None: nothing."""
+    if disk is None and not config.host_cache_size:
+        return None
+    host = HostArena(tensors.page_bytes, tensors.ring_bytes, config.host_cache_size)
+    return Tiers(cache, tensors, host, disk, interval=config.snapshot_interval)
 
 
 def _model(spec: ModelSpec, weights: Mapping[str, Tensor], dtype: torch.dtype) -> Model:

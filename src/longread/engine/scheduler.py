@@ -12,11 +12,16 @@ Admission. First come, first served, while slots and pages last; a prompt's page
 that do not fit together are not started together. A request that has to wait for pages may be passed by later, smaller
 ones, at most ``BYPASS_LIMIT`` times. A prompt whose prefix is being computed by a running sequence waits for that.
 
+Loading. Where a slower tier has more of a prompt than the device, its pages are loaded first: the request keeps its
+place and counts for its slot and its pages, while everything else goes on. When the load ends it is admitted like any
+other, with what arrived.
+
 Preemption. When a running sequence needs a page and there is none, the latest arrival gives its pages back (they stay
 cached while nobody needs them) and waits again. The oldest is never preempted for a younger one, and a request that
 does not fit the pool alone is refused before it gets here; so the oldest always finishes, and then the next one does.
 """
 
+import time
 from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,6 +29,8 @@ from dataclasses import dataclass, field
 from longread.engine.sequence import Timeline
 from longread.kv.cache import KVCache
 from longread.kv.chain import TokenChain
+from longread.kv.tiers import LOAD_TRIES, Tiers
+from longread.kv.transfer import Transfer
 from longread.spec.errors import CapacityError
 from longread.spec.state import pages_for
 
@@ -34,7 +41,7 @@ ADMISSION_WINDOW = 64  # waiting requests looked at in one step, so that a long 
 class Entry:
     """A timeline in the queue. ``arrival`` orders entries and never changes; ``bypassed`` counts later arrivals that
     were admitted while this one lacked pages. ``chain`` keeps the hashes of a waiting timeline's pages, which it is
-    looked up by in each step.
+    looked up by in each step. ``transfer``: the load that it waits for, ``since`` when; ``loads``: how many it had.
     """
 
     def __init__(self, timeline: Timeline, arrival: int):
@@ -43,6 +50,9 @@ class Entry:
         self.bypassed = 0
         self.preemptions = 0
         self.chain: TokenChain | None = None
+        self.transfer: Transfer | None = None
+        self.since = 0.0
+        self.loads = 0
         self._lacked: tuple[int, int] | None = None
 
     def missed(self, available: int, running: int) -> None:
@@ -94,15 +104,25 @@ def split_budget(budget: int, demands: Sequence[tuple[int, int]]) -> list[int]:
 class Scheduler:
     """Owns the waiting and the running list. ``snapshot_interval``: tokens between snapshots inside a long prompt."""
 
-    def __init__(self, cache: KVCache, *, max_num_seqs: int, max_num_batched_tokens: int, snapshot_interval: int):
+    def __init__(
+        self,
+        cache: KVCache,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        snapshot_interval: int,
+        tiers: Tiers | None = None,
+    ):
         assert max_num_batched_tokens >= max_num_seqs  # else decodes alone could exceed the budget
         self._cache = cache
+        self._tiers = tiers
         self._max_num_seqs = max_num_seqs
         self._budget = max_num_batched_tokens
         self._interval = snapshot_interval
         self._entries: dict[str, Entry] = {}
         self._waiting: list[Entry] = []
         self._running: list[Entry] = []
+        self._loading: list[Entry] = []  # of the waiting ones: wait for a load
         self._arrivals = 0
         self.preemptions = 0
 
@@ -113,6 +133,10 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         return len(self._running)
+
+    @property
+    def num_loading(self) -> int:
+        return len(self._loading)
 
     def preemptions_of(self, timeline: Timeline) -> int:
         return self._entries[timeline.key].preemptions
@@ -128,6 +152,11 @@ class Scheduler:
         """Forget a timeline in any state and release what it holds."""
         entry = self._entries.pop(timeline.key)
         (self._running if entry in self._running else self._waiting).remove(entry)
+        if entry in self._loading:
+            self._loading.remove(entry)
+            if self._tiers is not None and entry.transfer not in [other.transfer for other in self._loading]:
+                assert entry.transfer is not None
+                self._tiers.cancel(entry.transfer)
         timeline.release(self._cache, keep_tail)
 
     def preempt_latest(self) -> Timeline | None:
@@ -139,13 +168,20 @@ class Scheduler:
         # The tail is kept so that the resume costs little; under pressure the cache evicts it like any other page.
         entry.timeline.release(self._cache, keep_tail=True)
         entry.preemptions += 1
+        entry.loads = 0
         self.preemptions += 1
         insort(self._waiting, entry, key=lambda e: e.arrival)
         return entry.timeline
 
+    def drop_loads(self) -> bool:
+        """Give up all loads in flight, waiting until their pages are back; False: there were none."""
+        return self._tiers is not None and self._tiers.cancel_all()
+
     def schedule(self) -> Schedule:
         """Decide the next step. Pages of every grant are reserved when this returns."""
         plan = Schedule()
+        if self._tiers is not None:
+            self._tiers.collect()
         self._reserve_running(plan)
         if not plan.preempted:  # else the pool is full: admitting now would only move the same pages about
             self._admit(plan)
@@ -163,7 +199,10 @@ class Scheduler:
                     self._cache.reserve(entry.timeline.lease, len(entry.timeline.tokens))
                     break
                 except CapacityError as error:
-                    if len(self._running) == 1:
+                    for other in self._loading:  # their pages come back when the loader has seen it
+                        if self._tiers is not None and other.transfer is not None:
+                            self._tiers.cancel(other.transfer)
+                    if len(self._running) == 1 and not self._cache.loads:
                         self.remove(entry.timeline, keep_tail=False)
                         plan.failed.append((entry.timeline, f"no page is left beside open sessions: {error}"))
                         break
@@ -174,21 +213,25 @@ class Scheduler:
     def _admit(self, plan: Schedule) -> None:
         """Start waiting requests; see the module's text."""
         passed: list[Entry] = []  # lack pages; whoever is admitted from here on passes them
+        self._end_loads()
         for entry in self._waiting[: max(ADMISSION_WINDOW, self._max_num_seqs)]:
-            if len(self._running) >= self._max_num_seqs:
-                break
-            if entry.chain is None:
-                entry.chain = self._cache.chain(entry.timeline.tokens, entry.timeline.hashed)
-            if self._running and self._cache.pending(entry.chain, self._interval):
+            if entry.transfer is not None:
                 continue
-            reason = self._start(entry, entry.chain)
+            if len(self._running) + len(self._loading) >= self._max_num_seqs:
+                break
+            chain = self._chain(entry)
+            if self._running and self._cache.pending(chain, self._interval):
+                continue
+            reason = self._start(entry, chain)
+            if entry.transfer is not None:
+                continue
             if reason is None:
                 plan.admitted.append(entry.timeline)
                 for other in passed:
                     other.bypassed += 1
                 if any(other.bypassed >= BYPASS_LIMIT for other in passed):
                     break
-            elif not self._running:
+            elif not self._running and not self._cache.loads:
                 # Nothing will ever be given back but by sessions, which the caller owns: waiting would be for ever.
                 self.remove(entry.timeline, keep_tail=False)
                 plan.failed.append((entry.timeline, f"no room beside open sessions: {reason}"))
@@ -196,6 +239,45 @@ class Scheduler:
                 break
             else:
                 passed.append(entry)
+
+    def _chain(self, entry: Entry) -> TokenChain:
+        if entry.chain is None:
+            start = time.monotonic()
+            entry.chain = self._cache.chain(entry.timeline.tokens, entry.timeline.hashed)
+            self._cache.match(entry.chain)  # hashes its pages
+            self._looked_up(entry, start)
+        return entry.chain
+
+    def _looked_up(self, entry: Entry, start: float) -> None:
+        if not entry.preemptions:
+            admission = entry.timeline.admission
+            admission.looked_up = time.monotonic()
+            admission.lookup += admission.looked_up - start
+
+    def _end_loads(self) -> None:
+        """Take note of the loads that have ended; who waited for them can be admitted."""
+        for entry in [each for each in self._loading if each.transfer is not None and each.transfer.closed]:
+            assert entry.transfer is not None
+            if not entry.preemptions:
+                entry.timeline.admission.add(entry.transfer, entry.since)
+            if entry.transfer.broken is None and not entry.transfer.cancelled:
+                entry.loads = LOAD_TRIES  # what it brought may be evicted before a slot is free; then it is computed
+            entry.transfer = None
+            self._loading.remove(entry)
+
+    def _load(self, entry: Entry, chain: TokenChain) -> None:
+        """See whether a slower tier has more of the prompt, and start to load that; raises CapacityError."""
+        if self._tiers is None or entry.loads >= LOAD_TRIES:
+            return
+        start = time.monotonic()
+        found = self._tiers.find(chain)
+        self._looked_up(entry, start)
+        if found is None:
+            return
+        entry.since = time.monotonic()
+        entry.transfer = self._tiers.coming(found) or self._tiers.start(found)
+        entry.loads += 1
+        self._loading.append(entry)
 
     def _start(self, entry: Entry, chain: TokenChain) -> CapacityError | None:
         """Take a slot and all pages of the known tokens. One page a running sequence is left free, so that the newcomer
@@ -211,6 +293,9 @@ class Scheduler:
             return CapacityError(f"{wanted} pages wanted beside {running} running sequences, {available} available")
         lease = None
         try:
+            self._load(entry, chain)
+            if entry.transfer is not None:
+                return None
             lease = self._cache.open(chain)
             self._cache.reserve(lease, len(chain))
             if self._available() < running:
@@ -229,8 +314,13 @@ class Scheduler:
         return None
 
     def _available(self) -> int:
-        """Pages that could be handed out now."""
-        return self._cache.pages_free + self._cache.pages_cached
+        """Pages that could be handed out now, beside what loading prompts will need for their rest."""
+        rest = sum(
+            max(pages_for(len(entry.timeline.tokens)) - len(entry.transfer.load.pages), 0)
+            for entry in self._loading
+            if entry.transfer is not None
+        )
+        return self._cache.pages_free + self._cache.pages_cached - rest
 
     def _lengths(self) -> list[tuple[Entry, int]]:
         """How many tokens each running sequence gets, decodes first."""

@@ -4,10 +4,35 @@ Knows tokens and a cache lease; must not know sampling, events, tensors or sched
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from longread.kv.cache import KVCache
 from longread.kv.lease import Lease
+from longread.kv.transfer import Transfer
 from longread.spec.state import PAGE_TOKENS, HashedTokens
+
+
+@dataclass(slots=True)
+class Admission:
+    """How a timeline came to its first lease; monotonic seconds. ``lookup``: spent on hashing and asking the tiers.
+    ``load_host``, ``load_disk``: wall time of the loads that it waited for, shared out by what each tier took.
+    """
+
+    looked_up: float = 0.0
+    lookup: float = 0.0
+    loaded: float = 0.0
+    load_host: float = 0.0
+    load_disk: float = 0.0
+    transfers: list[Transfer] = field(default_factory=list)
+
+    def add(self, transfer: Transfer, since: float) -> None:
+        """A load that was waited for from ``since`` on has ended."""
+        self.transfers.append(transfer)
+        self.loaded = transfer.ended
+        wall, measured = transfer.ended - since, sum(transfer.seconds.values())
+        disk = wall * transfer.seconds.get("disk", 0.0) / measured if measured else wall
+        self.load_disk += disk
+        self.load_host += wall - disk
 
 
 class Timeline:
@@ -24,6 +49,7 @@ class Timeline:
         self.tokens = list(tokens)
         self.prompt_length = len(self.tokens)
         self.lease: Lease | None = None
+        self.admission = Admission()
 
     @property
     def computed(self) -> int:

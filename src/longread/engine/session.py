@@ -147,13 +147,18 @@ class Session:
 
     def _reset(self, keep_tail: bool = True) -> None:
         self._timeline.release(self._cache, keep_tail)
+        if self._core.tiers is not None:
+            self._core.tiers.work()
         self._timeline = Timeline("", ())
         self._logits = self._sampling = None
 
-    def _begin(self, prefix: Sequence[int], total: int) -> Lease:
-        """Start over: a lease on what the cache knows of ``prefix``, with pages for ``total`` tokens."""
+    def _begin(self, tokens: Sequence[int], total: int) -> Lease:
+        """Start over: a lease on what the cache knows of ``tokens``, with pages for ``total`` tokens."""
         self._reset()
-        lease = self._timeline.lease = self._take(lambda: self._cache.open(prefix))
+        chain = self._cache.chain(tokens)
+        if self._core.tiers is not None:
+            self._core.tiers.promote(chain)
+        lease = self._timeline.lease = self._take(lambda: self._cache.open(chain))
         try:
             self._reserve(lease, total)
         except OverloadedError:
@@ -175,6 +180,8 @@ class Session:
                 batch = gather([Grant(timeline, length, False)])
                 logits = self._core.runner.forward(batch)
                 timeline.advance(self._cache, length, cut == timeline.computed + length)
+                if self._core.tiers is not None:
+                    self._core.tiers.work()
             self._logits = logits[0]
         except Exception as error:
             # The ring state may be half written: only starting again from the cache is safe.
@@ -208,5 +215,5 @@ class Session:
                 self._make_room(error)
 
     def _make_room(self, error: CapacityError) -> None:
-        if self._core.scheduler.preempt_latest() is None:
+        if self._core.scheduler.preempt_latest() is None and not self._core.scheduler.drop_loads():
             raise OverloadedError(f"no room beside the open sessions: {error}; close one") from error

@@ -61,7 +61,7 @@ class KVCache:
         self.has_rings = any(g.kind == "ring" for g in groups)
         self.enable_prefix_caching = enable_prefix_caching
         # Without rings a partial page may be cut anywhere that splits no row.
-        self._grain = lcm(*(g.tokens_per_row for g in groups if g.kind == "rows"))
+        self.grain = lcm(*(g.tokens_per_row for g in groups if g.kind == "rows"))
         self._store = store
         self.pool = PagePool(num_pages)
         self.index = PrefixIndex(root)
@@ -147,7 +147,7 @@ class KVCache:
             start = len(whole) * PAGE_TOKENS
             parent = whole[-1] if whole else self.index.root
             closest, common = self.index.closest(parent, chain.run(start, min(most, start + PAGE_TOKENS)))
-            landing.length = common // self._grain * self._grain
+            landing.length = common // self.grain * self.grain
             landing.partial = closest if landing.length else None
         return landing
 

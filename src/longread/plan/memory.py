@@ -15,6 +15,8 @@ LIVE_ACTIVATIONS = 12  # [tokens, hidden * streams] tensors alive at the worst p
 # Interpreter, torch, server and a V4 tokenizer as loaded: 296 MiB measured; compiling numba's kernels on the very
 # first run: some 70 MiB that stay; what the allocator keeps after a prompt of 15K tokens: 60; and slack.
 RUNTIME_BYTES = 512 * 2**20
+STORE_QUEUE_BYTES = 256 * 2**20  # kv.persist.QUEUE_BYTES
+HOST_RING_SHARE = 4  # kv.host.RING_SHARE
 COMPILED_BYTES = (
     96 * 2**20
 )  # code that oneDNN compiles for products of lower precision: some 150 shapes, 80 MiB measured
@@ -29,6 +31,8 @@ def memory_plan(
     num_slots: int,
     num_snapshots: int,
     max_num_batched_tokens: int,
+    host_cache_size: int = 0,
+    store: bool = False,
 ) -> MemoryPlan:
     """The plan for pools of these sizes. With i = bytes of ``dtype``, N = max_num_batched_tokens:
 
@@ -39,6 +43,8 @@ def memory_plan(
     workspace     ``workspace_bytes``
     logits        3 * num_slots * vocab * 4: the logits, their processed copy, and the sampler's sorted copy
     runtime       RUNTIME_BYTES, and COMPILED_BYTES unless ``dtype`` is float32
+    host_cache    host_cache_size, cut to whole records
+    store_buffers with ``store``: the write queue (kv/persist.py), and staging for one record of each kind
     """
     page, slot = page_bytes(spec, dtype), slot_bytes(spec, dtype)
     return MemoryPlan(
@@ -49,7 +55,15 @@ def memory_plan(
         workspace=workspace_bytes(spec, max_num_batched_tokens, num_slots),
         logits=3 * num_slots * spec.vocab * 4,
         runtime=RUNTIME_BYTES + (0 if dtype == "float32" else COMPILED_BYTES),
+        host_cache=host_cache_bytes(page, slot, host_cache_size),
+        store_buffers=max(STORE_QUEUE_BYTES, page + slot) + page + slot if store else 0,
     )
+
+
+def host_cache_bytes(page: int, slot: int, size: int) -> int:
+    """What the host arena takes of ``size``: at most a quarter for rings, the rest for pages, whole records only."""
+    rings = size // HOST_RING_SHARE // slot if slot else 0
+    return rings * slot + (size - rings * slot) // page * page
 
 
 def page_bytes(spec: ModelSpec, dtype: str) -> int:

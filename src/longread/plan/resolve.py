@@ -18,6 +18,7 @@ from longread.spec.state import PAGE_TOKENS, pages_for
 DEFAULT_MAX_NUM_SEQS = 16
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
 DEFAULT_KV_BYTES = 4 * 2**30  # on a CPU that other programs share; documents that need more ask for it
+DEFAULT_STORE_BYTES = 20 * 2**30
 SNAPSHOTS_PER_SEQ = 4  # prompt end, turn end, and two interval marks of a long document
 SNAPSHOT_SHARE = 4  # at most a quarter of the cache goes to snapshots
 HEADROOM = 0.9  # of the available memory: the estimate is a moment's, and others allocate too
@@ -55,6 +56,7 @@ def resolve(options: EngineOptions, spec: ModelSpec, machine: Machine) -> Resolv
     dtype = _dtype(options, spec, choices)
     seqs, batched = _batch(options, choices)
     weights = loaded_bytes(spec, dtype)
+    store_size, host = _tiers(options, choices)
 
     def plan(pools: _Pools) -> MemoryPlan:
         return memory_plan(
@@ -65,6 +67,8 @@ def resolve(options: EngineOptions, spec: ModelSpec, machine: Machine) -> Resolv
             num_slots=seqs,
             num_snapshots=pools.snapshots,
             max_num_batched_tokens=batched,
+            host_cache_size=host,
+            store=options.store is not None,
         )
 
     _check_model_len(options, spec)
@@ -92,7 +96,26 @@ def resolve(options: EngineOptions, spec: ModelSpec, machine: Machine) -> Resolv
         seed=options.seed,
         memory=final,
         choices=tuple(choices.made),
+        store=options.store,
+        store_size=store_size,
+        host_cache_size=host,
     )
+
+
+def _tiers(options: EngineOptions, choices: _Choices) -> tuple[int, int]:
+    """Bytes of the disk store and of the host cache."""
+    for option in ("store", "host_cache_size"):
+        if getattr(options, option) and not options.enable_prefix_caching:
+            raise ConfigError(
+                f"{option} needs the prefix cache; leave it out, or do not set enable_prefix_caching=false"
+            )
+    if options.store is None and options.store_size is not None:
+        raise ConfigError("store_size is given without a store; add store=FOLDER or leave it out")
+    size = options.store_size or 0
+    if options.store is not None and options.store_size is None:
+        size = DEFAULT_STORE_BYTES
+        choices.note("store_size", _size(size), "the default; the least recently used documents go first")
+    return size, options.host_cache_size or 0
 
 
 def _dtype(options: EngineOptions, spec: ModelSpec, choices: _Choices) -> ComputeDtype:

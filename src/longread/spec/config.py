@@ -35,6 +35,8 @@ class EngineOptions:
     at once. max_num_batched_tokens: tokens of one step, i.e. the prefill chunk. kv_cache_memory_bytes: bytes for
     pages, slots and snapshots together. num_gpu_blocks_override: exactly so many pages of 256 tokens, whatever
     fits. snapshot_interval: tokens between two saved ring snapshots of a long prompt. seed: of the engine's own draws.
+    store: folder of the disk store (None: none), store_size: bytes it may take. host_cache_size: bytes of main memory
+    for what is evicted from the device.
     """
 
     model: str
@@ -48,6 +50,9 @@ class EngineOptions:
     enable_prefix_caching: bool = True
     snapshot_interval: int = 32768
     seed: int = 0
+    store: str | None = None
+    store_size: int | None = None
+    host_cache_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +66,9 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bytes by part. ``weights`` to ``snapshots`` are allocated when the engine starts; ``workspace`` and ``logits``
-    come and go with a step; ``runtime`` is the program itself.
+    """Bytes by part. ``weights`` to ``snapshots`` are allocated when the engine starts, and so is ``host_cache``;
+    ``workspace`` and ``logits`` come and go with a step; ``runtime`` is the program itself; ``store_buffers`` are the
+    copies that wait for the disk.
     """
 
     weights: int
@@ -72,6 +78,8 @@ class MemoryPlan:
     workspace: int
     logits: int
     runtime: int
+    host_cache: int = 0
+    store_buffers: int = 0
 
     @property
     def kv_cache(self) -> int:
@@ -80,7 +88,7 @@ class MemoryPlan:
     @property
     def allocated(self) -> int:
         """What is there before the first request."""
-        return self.weights + self.kv_cache
+        return self.weights + self.kv_cache + self.host_cache
 
     @property
     def total(self) -> int:
@@ -108,6 +116,9 @@ class ResolvedConfig:
     seed: int
     memory: MemoryPlan
     choices: tuple[Choice, ...] = ()
+    store: str | None = None
+    store_size: int = 0
+    host_cache_size: int = 0
 
 
 def from_mapping(values: Mapping[str, object]) -> EngineOptions:
@@ -196,4 +207,7 @@ _READERS: dict[str, Callable[[str, object], object]] = {
     "enable_prefix_caching": _flag,
     "snapshot_interval": _count(256),
     "seed": _count(0),
+    "store": _auto(_text),
+    "store_size": _auto(_count(1, parse_bytes)),
+    "host_cache_size": _auto(_count(0, parse_bytes)),
 }

@@ -21,6 +21,9 @@ ALL = {
     "enable_prefix_caching": False,
     "snapshot_interval": 512,
     "seed": 3,
+    "store": "folder",
+    "store_size": "20GiB",
+    "host_cache_size": "0",
 }
 
 

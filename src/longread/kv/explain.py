@@ -1,0 +1,146 @@
+"""Why a prompt reused what it did, and no more: a report made once a request, when it is admitted.
+
+Knows the index, the tiers and what was evicted; changes nothing. The walk over the chain costs what ``match`` costs.
+"""
+
+from dataclasses import dataclass
+
+from longread.kv.cache import WAIT_GAIN, KVCache
+from longread.kv.chain import TokenChain, common_tokens
+from longread.kv.records import CONTENT_ROOT, chain_key
+from longread.kv.tiers import Source, Tiers
+from longread.kv.transfer import Tier, Transfer
+from longread.spec.reuse import Excerpt, MissReason, Reuse
+from longread.spec.state import PAGE_TOKENS
+
+EXCERPT_BEFORE = 24  # tokens of common text shown before a difference
+EXCERPT_AFTER = 24
+
+
+@dataclass(frozen=True, slots=True)
+class _Extent:
+    """``known``: tokens of the prompt that some tier has seen, in order. ``beside``: the run that shares most with what
+    follows the last whole page, from ``start``.
+    """
+
+    known: int
+    start: int
+    beside: bytes
+
+
+def explain(
+    cache: KVCache, tiers: Tiers | None, chain: TokenChain, cached_tokens: int, transfers: list[Transfer]
+) -> Reuse:
+    """``cached_tokens`` of ``chain`` were reused; ``transfers`` brought some of them for this request."""
+    device, host, disk = _by_tier(chain, cached_tokens, transfers)
+    total = len(chain)
+    if not cache.enable_prefix_caching:
+        note = "prefix caching is off (enable_prefix_caching)"
+        return Reuse(total, recomputed_tokens=total, reason="caching off", note=note)
+    reason, at, note, excerpt = _reason(cache, tiers, chain, cached_tokens, transfers)
+    return Reuse(total, device, host, disk, total - cached_tokens, reason, at, note, excerpt)
+
+
+def _by_tier(chain: TokenChain, cached_tokens: int, transfers: list[Transfer]) -> tuple[int, int, int]:
+    """Tokens by where their page came from; a partial page counts like the record that it was copied from."""
+    origin: dict[bytes, Tier] = {}
+    tail: Tier | None = None
+    for transfer in transfers:
+        for move in transfer.moves[: transfer.moved]:
+            if move.known.kind != "ring":
+                origin[move.known.key] = move.source
+            if transfer.tail is not None and move.known == transfer.tail and transfer.tokens == cached_tokens:
+                tail = move.source
+    counts = {"device": 0, "host": 0, "disk": 0}
+    if not origin:
+        return cached_tokens, 0, 0
+    for page in range(cached_tokens // PAGE_TOKENS):
+        counts[origin.get(chain.page_hash(page), "device")] += PAGE_TOKENS
+    counts[tail or "device"] += cached_tokens % PAGE_TOKENS
+    return counts["device"], counts["host"], counts["disk"]
+
+
+def _reason(
+    cache: KVCache, tiers: Tiers | None, chain: TokenChain, cached: int, transfers: list[Transfer]
+) -> tuple[MissReason, int | None, str, Excerpt | None]:
+    total = len(chain)
+    if total - 1 - cached < (1 if cache.has_rings else cache.grain):
+        return "complete", None, "everything but the last tokens was reused", None
+    broken = next((transfer.broken for transfer in transfers if transfer.broken is not None), None)
+    if broken is not None:
+        at = (broken.known.depth - 1) * PAGE_TOKENS
+        what = f"the stored {broken.known.kind} of tokens {at} to {at + PAGE_TOKENS} was damaged or gone"
+        return "corrupt record", at, f"{what}; it was dropped and computed again", None
+    extent = _extent(cache, tiers, chain)
+    known = max(extent.known, cached)
+    if known - cached > total - known:
+        return _short_landing(cache, chain, cached, known)
+    whole = extent.start // PAGE_TOKENS
+    apart = extent.start + len(extent.beside) // 4 > extent.known
+    if known >= WAIT_GAIN and known == extent.known and apart:
+        note = f"the text differs from what was read before at token {known}"
+        return "differs", known, note + _distance(cached, known), _excerpt(chain, extent)
+    if known == extent.known and cache.evicted.after(chain, whole):
+        note = f"what follows token {extent.start} was read before and has been evicted"
+        return "evicted", known, note + _distance(cached, known), None
+    others = _elsewhere(tiers, chain) if known < PAGE_TOKENS else []
+    if others:
+        note = f"the text was read under {', '.join(others)}, whose cache has another format"
+        return "other model or format", known, note, None
+    note = f"nothing was read before that goes on after token {known}" if known else "nothing was read before"
+    return "never seen", known, note + _distance(cached, known), None
+
+
+def _short_landing(
+    cache: KVCache, chain: TokenChain, cached: int, known: int
+) -> tuple[MissReason, int | None, str, Excerpt | None]:
+    """The text is known further than the prompt could land."""
+    pages = range(cached // PAGE_TOKENS, known // PAGE_TOKENS)
+    gone = [page for page in pages if cache.evicted.ring(chain.page_hash(page))]
+    if gone:
+        at = (gone[-1] + 1) * PAGE_TOKENS
+        note = f"{known} tokens are known, but the snapshot at {at} was evicted; landed at {cached}"
+        return "evicted", at, note, None
+    return "no snapshot", known, f"{known} tokens are known, but the last snapshot among them is at {cached}", None
+
+
+def _distance(cached: int, known: int) -> str:
+    return f"; {known - cached} known tokens before it had no snapshot to land on" if known > cached else ""
+
+
+def _extent(cache: KVCache, tiers: Tiers | None, chain: TokenChain) -> _Extent:
+    """How far the prompt is known, whatever can be landed on."""
+    index, shared, sources = cache.index, 0, list[Source]()
+    if tiers is not None:
+        shared, sources = tiers.pages_of(chain, len(chain))
+    else:
+        while shared < len(chain) // PAGE_TOKENS and index.get(chain.page_hash(shared)) is not None:
+            shared += 1
+    whole = shared + len(sources)
+    start = whole * PAGE_TOKENS
+    ahead = chain.run(start, min(len(chain), start + PAGE_TOKENS))
+    parent = chain.page_hash(whole - 1) if whole else chain.root
+    entry = index.get(parent) if whole else index.root
+    beside, most = b"", -1
+    closest = index.closest(entry, ahead)[0] if entry is not None else None
+    runs = [] if closest is None else [closest.run]
+    runs += [source.known.run for source in tiers.after(parent)] if tiers is not None else []
+    for run in runs:
+        common = common_tokens(run, ahead)
+        if (common, len(run)) > (most, len(beside)):
+            beside, most = run, common
+    return _Extent(start + max(most, 0), start, beside)
+
+
+def _excerpt(chain: TokenChain, extent: _Extent) -> Excerpt:
+    """Both texts around the difference, as far back as the run goes (a page at most)."""
+    first = max(extent.known - EXCERPT_BEFORE, extent.start)
+    asked = chain.ids[first : extent.known + EXCERPT_AFTER]
+    beside = memoryview(extent.beside).cast("i")[first - extent.start :]
+    return Excerpt(first, tuple(asked), tuple(beside[: extent.known - first + EXCERPT_AFTER]))
+
+
+def _elsewhere(tiers: Tiers | None, chain: TokenChain) -> list[str]:
+    if tiers is None or len(chain) < PAGE_TOKENS:
+        return []
+    return tiers.other_roots(chain_key(CONTENT_ROOT, chain.run(0, PAGE_TOKENS)))

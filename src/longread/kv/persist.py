@@ -1,0 +1,178 @@
+"""Writes landing points to the disk: the pages that it lacks, then the tail and the ring behind them.
+
+Knows the cache's index and a bounded queue to the writing thread. Must not know what a disk is, nor tensors.
+
+A landing point is noted when it is published and copied in portions between steps. Pages are not held for it: what has
+been evicted before its turn is skipped, and so is a landing point when too many wait. Pages go in the order of the
+chain and the ring goes last, so a landing point on the disk is whole, or not there.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from longread.kv.cache import KVCache
+from longread.kv.index import Entry
+from longread.kv.lease import Lease, RecordStore
+from longread.kv.records import Kind, Record
+from longread.kv.transfer import Disk, IOThreads, Write
+from longread.spec.errors import StoreError
+from longread.spec.state import PAGE_TOKENS
+
+PORTION_BYTES = 32 * 2**20  # copied between two steps: some milliseconds
+QUEUE_BYTES = 256 * 2**20  # copies that wait for the disk
+QUEUE_LANDINGS = 64
+LOOKUPS = 512  # pages asked for between two steps
+
+
+@dataclass(slots=True, eq=False)
+class _Landing:
+    """``keys``: full pages from number ``first`` on; ``at``: the landing point itself. ``next``: how far it is."""
+
+    lease: Lease
+    first: int
+    keys: list[bytes]
+    at: bytes
+    next: int = 0
+
+
+class Persister:
+    """``interval``: tokens between landing points of a model without rings, whose prompts are not cut anywhere."""
+
+    def __init__(self, cache: KVCache, records: RecordStore, threads: IOThreads, disk: Disk, interval: int):
+        self.skipped = 0
+        self.written_bytes = 0
+        self._cache = cache
+        self._records = records
+        self._threads = threads
+        self._disk = disk
+        self._interval = interval
+        self._landings: deque[_Landing] = deque()
+        self._queued: set[tuple[Kind, bytes]] = set()
+        self._origin: dict[Write, _Landing] = {}  # of writes in flight
+
+    @property
+    def pending(self) -> bool:
+        return bool(self._landings)
+
+    @property
+    def blocked(self) -> bool:
+        """Whether ``work`` would have to wait for the disk."""
+        return bool(self._landings) and not self._room() and not self._threads.finished
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything is written."""
+        return not self._landings and not self._origin
+
+    def landed(self, lease: Lease, entry: Entry) -> None:
+        """A landing point was published. Below one page it is computed faster than it is worth a write."""
+        whole = lease.position // PAGE_TOKENS
+        if not whole:
+            return
+        if len(self._landings) >= QUEUE_LANDINGS:
+            self.skipped += 1
+            return
+        first = min(lease.stored, whole)
+        self._landings.append(_Landing(lease, first, lease.hashes[first:whole], entry.key))
+        lease.stored = whole
+
+    def advanced(self, lease: Lease, start: int) -> None:
+        """Tokens were committed: without rings each page end can be landed on, and some are kept."""
+        if not self._cache.has_rings and lease.position // self._interval > start // self._interval:
+            self.landed(lease, self._cache.index.entries[lease.hashes[-1]])
+
+    def touch(self, keys: Sequence[bytes]) -> None:
+        self._threads.write(Write([], 0, tuple(keys)))
+
+    def work(self) -> None:
+        """Take back what was written, and copy the next portion unless the queue is full."""
+        self._drain()
+        budget = PORTION_BYTES
+        while self._landings and budget > 0:
+            landing = self._landings[0]
+            room = self._room()
+            if not room:
+                return
+            write, ended = self._copy(landing, min(budget, room))
+            if write.records:
+                self._origin[write] = landing
+                self._queued.update((record.kind, record.key) for record in write.records)
+                self._threads.write(write)
+            budget -= max(write.size, PORTION_BYTES // 16)
+            if not ended:
+                return
+            self._landings.popleft()
+
+    def _room(self) -> int:
+        """Bytes that may be queued; 0: not even one record. An empty queue takes a record of any size."""
+        room = QUEUE_BYTES - self._threads.queued_bytes
+        enough = room >= self._records.page_bytes + self._records.ring_bytes
+        return room if enough else 0 if self._threads.queued_bytes else QUEUE_BYTES
+
+    def _copy(self, landing: _Landing, limit: int) -> tuple[Write, bool]:
+        """Copies of up to ``limit`` bytes (one record at least), and whether the landing point is through."""
+        write = Write([], 0)
+        stop = min(landing.next + LOOKUPS, len(landing.keys))
+        ahead = landing.keys[landing.next : stop]
+        there = self._there("page", ahead)
+        for key in ahead:
+            if write.records and write.size + self._records.page_bytes > limit:
+                return write, False
+            if key not in there and ("page", key) not in self._queued:
+                entry = self._cache.index.get(key)
+                if entry is None:  # evicted before its turn: nothing behind it can be reached on the disk
+                    self._give_up(landing)
+                    return write, True
+                self._add_page(write, "page", entry)
+            landing.next += 1
+        if landing.next < len(landing.keys):
+            return write, False
+        self._add_landing(write, landing)
+        return write, True
+
+    def _add_landing(self, write: Write, landing: _Landing) -> None:
+        entry = self._cache.index.get(landing.at)
+        if entry is None or (self._cache.has_rings and entry.snapshot is None):
+            self.skipped += 1
+            return
+        if not entry.full and not self._has("tail", entry.key):
+            self._add_page(write, "tail", entry)
+        if entry.snapshot is not None and not self._has("ring", entry.key):
+            payload = bytearray(self._records.ring_bytes)
+            self._records.read_ring(entry.snapshot, memoryview(payload))
+            self._add(write, "ring", entry, b"", payload)
+
+    def _add_page(self, write: Write, kind: Kind, entry: Entry) -> None:
+        payload = bytearray(self._records.page_bytes)
+        self._records.read_page(entry.page, memoryview(payload), entry.length)
+        self._add(write, kind, entry, entry.run, payload)
+
+    def _add(self, write: Write, kind: Kind, entry: Entry, run: bytes, payload: bytearray) -> None:
+        assert entry.parent is not None
+        write.records.append(Record(kind, entry.key, entry.parent.key, entry.depth, run, payload))
+        write.size += len(payload)
+
+    def _give_up(self, landing: _Landing) -> None:
+        self.skipped += 1
+        landing.lease.stored = min(landing.lease.stored, landing.first + landing.next)
+
+    def _has(self, kind: Kind, key: bytes) -> bool:
+        return (kind, key) in self._queued or bool(self._there(kind, [key]))
+
+    def _there(self, kind: Kind, keys: Sequence[bytes]) -> set[bytes]:
+        try:
+            return set(self._disk.known(kind, keys)) if keys else set()
+        except StoreError as error:
+            self._threads.note_error("a look-up", error)
+            return set()
+
+    def _drain(self) -> None:
+        while self._threads.finished:
+            write = self._threads.finished.popleft()
+            self._threads.queued_bytes -= write.size
+            self.written_bytes += write.written
+            landing = self._origin.pop(write, None)
+            self._queued.difference_update((record.kind, record.key) for record in write.records)
+            if write.failed and landing is not None:
+                landing.lease.stored = min(landing.lease.stored, landing.first)

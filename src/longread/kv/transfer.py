@@ -1,0 +1,202 @@
+"""Moves records between memory and disk on threads of its own, so that a step never waits for a disk.
+
+Knows records, reserved page rows, and two threads: one loads, one writes, so that a hit does not queue behind a flush.
+Must not know the cache's books: a load writes only to pages and rows that were reserved for it, and a write reads only
+buffers that were copied for it. What a thread has done is handed back by flags that the engine's thread looks at.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from longread.kv.lease import Load, RecordStore
+from longread.kv.records import Kind, Known, Record
+
+log = logging.getLogger(__name__)
+
+Tier = Literal["host", "disk"]
+STOP_SECONDS = 30.0  # a disk that hangs must not hold the process
+
+
+class Disk(Protocol):
+    """What the tiers need of ``kv.disk.store.DiskStore``; safe from any thread. Its methods may raise StoreError."""
+
+    corrupt: int
+
+    def get(self, kind: Kind, key: bytes) -> Known | None: ...
+    def known(self, kind: Kind, keys: Sequence[bytes]) -> dict[bytes, Known]: ...
+    def children(self, parent: bytes) -> list[Known]: ...
+    def other_roots(self, content_key: bytes) -> list[str]: ...
+    def read(self, kind: Kind, key: bytes, into: memoryview) -> bool: ...
+    def write(self, records: Sequence[Record]) -> int: ...
+    def touch(self, keys: Iterable[bytes]) -> None: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One record to one place: a page, or a snapshot row for a ring. ``data``: its bytes, where they are in memory."""
+
+    known: Known
+    source: Tier
+    target: int
+    data: memoryview | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Transfer:
+    """A load in flight. ``moves`` in order: pages of the chain, then a tail, then a ring; the first that fails is the
+    end (``broken``). ``done`` is set by the loader when it will touch nothing any more, ``closed`` by the engine's
+    thread when the books are straight. ``seconds`` by tier.
+    """
+
+    load: Load
+    moves: Sequence[Move]
+    tail: Known | None
+    tokens: int  # where the prompt can land once it is done
+    started: float = field(default_factory=time.monotonic)
+    cancelled: bool = False
+    moved: int = 0
+    broken: Move | None = None
+    seconds: dict[Tier, float] = field(default_factory=dict)
+    done: bool = False
+    closed: bool = False
+    ended: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class Write:
+    """Records that go to the disk together, or ``keys`` that were used."""
+
+    records: list[Record]
+    size: int
+    keys: Sequence[bytes] = ()
+    failed: bool = False
+    written: int = 0
+
+
+class IOThreads:
+    """The two threads. ``signal`` is set whenever one of them has finished something."""
+
+    def __init__(self, pages: RecordStore, disk: Disk | None):
+        self.signal = threading.Event()
+        self.finished: deque[Write] = deque()
+        self.queued_bytes = 0  # changed on the engine's thread only
+        self.errors = 0
+        self._disk = disk
+        self._pages = pages
+        self._staging = {
+            "page": memoryview(bytearray(pages.page_bytes)),
+            "ring": memoryview(bytearray(pages.ring_bytes)),
+        }
+        self._loader = _Thread("longread-load")
+        self._writer = _Thread("longread-store")
+
+    def load(self, transfer: Transfer) -> None:
+        self._loader.submit(lambda: self._run_load(transfer))
+
+    def write(self, write: Write) -> None:
+        self.queued_bytes += write.size
+        self._writer.submit(lambda: self._run_write(write))
+
+    def stop(self, finish_writes: bool = True) -> bool:
+        """End both threads; a load stops at its next record. False: one of them hangs and was left behind."""
+        ended = self._loader.stop(drain=True)
+        return self._writer.stop(drain=finish_writes) and ended
+
+    def note_error(self, what: str, error: Exception) -> None:
+        """The store's errors: the first one is told, all are counted, and service goes on."""
+        self.errors += 1
+        if self.errors == 1:
+            log.error("the store: %s failed: %s; later errors are only counted (store_errors)", what, error)
+
+    def _run_load(self, transfer: Transfer) -> None:
+        try:
+            for move in transfer.moves:
+                if transfer.cancelled:
+                    break
+                start = time.monotonic()
+                whole = self._move(move)
+                spent = transfer.seconds.get(move.source, 0.0) + time.monotonic() - start
+                transfer.seconds[move.source] = spent
+                if not whole:
+                    transfer.broken = move
+                    break
+                transfer.moved += 1
+        except Exception as error:  # a thread's edge: whatever it is, the request must not wait for ever
+            transfer.broken = transfer.moves[transfer.moved]
+            log.debug("a load failed", exc_info=True)
+            self.note_error("a load", error)
+        finally:
+            transfer.done = True
+            self.signal.set()
+
+    def _move(self, move: Move) -> bool:
+        kind: Kind = move.known.kind
+        data = move.data
+        if data is None:
+            data = self._staging["ring" if kind == "ring" else "page"]
+            if self._disk is None or not self._disk.read(kind, move.known.key, data):
+                return False
+        if kind == "ring":
+            self._pages.write_ring(move.target, data)
+        else:
+            self._pages.write_page(move.target, data)
+        return True
+
+    def _run_write(self, write: Write) -> None:
+        try:
+            if self._disk is not None and write.keys:
+                self._disk.touch(write.keys)
+            if self._disk is not None and write.records:
+                write.written = self._disk.write(write.records)
+        except Exception as error:  # a thread's edge: the queue must go on moving
+            write.failed = True
+            log.debug("a write failed", exc_info=True)
+            self.note_error("a write", error)
+        finally:
+            self.finished.append(write)
+            self.signal.set()
+
+
+class _Thread:
+    """Runs jobs in order; started with the first one."""
+
+    def __init__(self, name: str):
+        self._name = name
+        self._jobs: deque[Callable[[], None] | None] = deque()
+        self._ready = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def submit(self, job: Callable[[], None]) -> None:
+        with self._ready:
+            self._jobs.append(job)
+            self._ready.notify()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+
+    def stop(self, drain: bool) -> bool:
+        if self._thread is None:
+            return True
+        with self._ready:
+            if not drain:
+                self._jobs.clear()
+            self._jobs.append(None)
+            self._ready.notify()
+        self._thread.join(STOP_SECONDS)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while True:
+            with self._ready:
+                while not self._jobs:
+                    self._ready.wait()
+                job = self._jobs.popleft()
+            if job is None:
+                return
+            job()

@@ -1,0 +1,84 @@
+"""A disk in memory: the interface of the disk store without files, and the model that the tiers are tested against.
+
+``fail``: method names that raise StoreError. ``gate``: cleared, reads wait until it is set. ``flip`` damages a record.
+"""
+
+import threading
+from collections.abc import Iterable, Sequence
+
+from longread.kv.records import CONTENT_ROOT, Kind, Known, Layout, Record, chain_key
+from longread.spec.errors import StoreError
+
+
+class MemoryDisk:
+    def __init__(self, layout: Layout | None = None, records: dict[tuple[Kind, bytes], Record] | None = None):
+        self.records: dict[tuple[Kind, bytes], Record] = {} if records is None else records  # shared by "processes"
+        self.layout = layout
+        self.corrupt = 0
+        self.fail: set[str] = set()
+        self.gate = threading.Event()
+        self.gate.set()
+        self.damaged: set[tuple[Kind, bytes]] = set()
+        self.touched: list[bytes] = []
+        self.reads = 0
+        self.writes: list[list[tuple[Kind, bytes]]] = []
+        self.closed = False
+
+    def _enter(self, name: str) -> None:
+        if self.closed:
+            raise AssertionError(f"{name} after close")
+        if name in self.fail:
+            raise StoreError(f"{name} was told to fail")
+
+    def _known(self, record: Record) -> Known:
+        ring = ("ring", record.key) in self.records
+        return Known(record.kind, record.key, record.parent, record.depth, record.run, ring)
+
+    def get(self, kind: Kind, key: bytes) -> Known | None:
+        return self.known(kind, [key]).get(key)
+
+    def known(self, kind: Kind, keys: Sequence[bytes]) -> dict[bytes, Known]:
+        self._enter("known")
+        return {key: self._known(self.records[kind, key]) for key in keys if (kind, key) in self.records}
+
+    def children(self, parent: bytes) -> list[Known]:
+        self._enter("children")
+        records = list(self.records.values())
+        return [self._known(each) for each in records if each.parent == parent and each.kind != "ring"]
+
+    def other_roots(self, content_key: bytes) -> list[str]:
+        self._enter("other_roots")
+        first = [each for each in list(self.records.values()) if each.kind == "page" and each.depth == 1]
+        return ["another model"] if any(chain_key(CONTENT_ROOT, each.run) == content_key for each in first) else []
+
+    def read(self, kind: Kind, key: bytes, into: memoryview) -> bool:
+        self.gate.wait()
+        self._enter("read")
+        self.reads += 1
+        record = self.records.get((kind, key))
+        if record is None:
+            return False
+        if (kind, key) in self.damaged:
+            self.corrupt += 1
+            del self.records[kind, key]
+            self.damaged.discard((kind, key))
+            return False
+        into[:] = record.payload
+        return True
+
+    def write(self, records: Sequence[Record]) -> int:
+        self._enter("write")
+        fresh = [each for each in records if (each.kind, each.key) not in self.records]
+        for each in fresh:
+            if self.layout is not None and len(each.payload) != self.layout.payload_bytes(each.kind):
+                raise AssertionError(f"a {each.kind} of {len(each.payload)} bytes")
+            self.records[each.kind, each.key] = each
+        self.writes.append([(each.kind, each.key) for each in fresh])
+        return sum(len(each.payload) for each in fresh)
+
+    def touch(self, keys: Iterable[bytes]) -> None:
+        self._enter("touch")
+        self.touched.extend(keys)
+
+    def close(self) -> None:
+        self.closed = True
