@@ -13,9 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import UnionType
 
 from longread.kv.disk.format import HEADER_BYTES, Head, fault
-from longread.kv.disk.segments import Place
+from longread.kv.disk.segments import Place, is_segment_name
 from longread.kv.records import CONTENT_ROOT, KINDS, Kind, Known, Layout, Record, chain_key
 from longread.spec.errors import StoreDamagedError, StoreError, StoreFullError, StoreReadOnlyError, StoreVersionError
 
@@ -23,6 +24,8 @@ APPLICATION = 0x4C_52_4B_56  # "LRKV" in the file's header: what tells a store f
 SCHEMA = 1
 BUSY_SECONDS = 10.0
 RING = KINDS.index("ring")
+Types = Sequence[type | UnionType | None]
+LAYOUT_TYPES: Types = (int, bytes, str, str, int, int)
 UNKNOWN = "?"  # dtype of a root whose description was lost with a damaged index
 CACHED_ROWS = 16_384  # of about 1.5 KB each
 BATCH = 500  # keys of one query; SQLite's own limit is 999 in old builds
@@ -103,10 +106,16 @@ class Catalogue:
             with _all_or_nothing(self._writer):
                 yield self._writer
 
-    def query(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple]:
-        """All rows of a read. Raises StoreError."""
+    def query(self, sql: str, parameters: Sequence[object] = (), types: Types | None = None) -> list[tuple]:
+        """All rows of a read, each value of its type (None: any). Raises StoreError; StoreDamagedError for another."""
         with self._read_lock, translated(self.path):
-            return self._reader.execute(sql, parameters).fetchall()
+            rows = self._reader.execute(sql, parameters).fetchall()
+        if types is not None:
+            for row in rows:
+                for value, wanted in zip(row, types, strict=True):
+                    if wanted is not None and not isinstance(value, wanted):
+                        raise damaged(self.path, f"it has {str(value)[:40]!r} where {wanted} belongs")
+        return rows
 
     def get(self, kind: Kind, key: bytes) -> Row | None:
         number = KINDS.index(kind)
@@ -172,7 +181,8 @@ class Catalogue:
         Raises StoreError if it is known with other sizes.
         """
         sql = "SELECT id, page_bytes, ring_bytes, dtype FROM roots WHERE root = ?"
-        found = self.query(sql, (layout.root,))
+        types = (int, int, int, str)
+        found = self.query(sql, (layout.root,), types)
         if not self.read_only and (not found or found[0][3] == UNKNOWN):
             with self.transaction() as write:
                 write.execute(
@@ -181,7 +191,7 @@ class Catalogue:
                     "page_bytes = excluded.page_bytes, ring_bytes = excluded.ring_bytes WHERE dtype = ?",
                     (layout.root, layout.label, layout.dtype, layout.page_bytes, layout.ring_bytes, UNKNOWN),
                 )
-            found = self.query(sql, (layout.root,))
+            found = self.query(sql, (layout.root,), types)
         if not found:
             return -1
         if found[0][1:3] != (layout.page_bytes, layout.ring_bytes):
@@ -194,7 +204,7 @@ class Catalogue:
 
     def layouts(self) -> dict[int, Layout]:
         sql = "SELECT id, root, label, dtype, page_bytes, ring_bytes FROM roots"
-        return {row[0]: Layout(*row[1:]) for row in self.query(sql)}
+        return {row[0]: Layout(*row[1:]) for row in self.query(sql, (), LAYOUT_TYPES)}
 
     def _refresh(self) -> None:
         """Forget cached rows once anybody has committed anything: another process may have dropped them."""
@@ -235,7 +245,7 @@ def row_of(found: tuple) -> Row | None:
         return None
     if not 0 <= kind < len(KINDS) or fault(KINDS[kind], key, parent, depth, run) is not None:
         return None
-    if offset < 0 or size < HEADER_BYTES + len(run) or "/" in name or "\0" in name:
+    if offset < 0 or size < HEADER_BYTES + len(run) or not is_segment_name(name):
         return None
     known = Known(KINDS[kind], key, parent, depth, run, bool(has_ring))
     return Row(number, known, Place(name, offset, size))
@@ -314,15 +324,14 @@ def translated(path: Path) -> Iterator[None]:
     folder = path.parent
     try:
         yield
+    except UnicodeDecodeError as error:  # what sqlite3 raises when it quotes damaged SQL in a message
+        raise damaged(path, error) from error
     except sqlite3.Error as error:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code == sqlite3.SQLITE_FULL:
             raise StoreFullError(f"{folder}: the disk is full; free space, or give the store a smaller size") from error
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-            raise StoreDamagedError(
-                f"{path}: the index is damaged ({error}); `longread store verify --rebuild --store {folder}` builds it "
-                f"again from the records"
-            ) from error
+            raise damaged(path, error) from error
         if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
             raise StoreReadOnlyError(f"{folder}: the store cannot be written to ({error})") from error
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
@@ -330,6 +339,13 @@ def translated(path: Path) -> Iterator[None]:
                 f"{folder}: another process has kept the index locked for {BUSY_SECONDS:.0f} s; try again"
             ) from error
         raise StoreError(f"{path}: {error}") from error
+
+
+def damaged(path: Path, error: object) -> StoreDamagedError:
+    return StoreDamagedError(
+        f"{path}: the index is damaged ({error}); `longread store verify --rebuild --store {path.parent}` makes it "
+        f"anew from the records"
+    )
 
 
 def _connect(path: Path, *, write: bool, immutable: bool = False) -> sqlite3.Connection:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from longread.kv.disk import documents
-from longread.kv.disk.catalogue import Catalogue, Row, agrees, delete, enter_segments
-from longread.kv.disk.eviction import Node, unreachable, victims
-from longread.kv.disk.segments import SUFFIX, Place, SegmentReader, SegmentWriter, unwritten
+from longread.kv.disk.catalogue import Catalogue, Row, agrees, damaged, delete, enter_segments
+from longread.kv.disk.eviction import NODE_TYPES, Node, unreachable, victims
+from longread.kv.disk.segments import SUFFIX, Place, SegmentReader, SegmentWriter, is_segment_name, unwritten
 
 LIVE_AFTER_EVICTION = 0.85  # of the limit: eviction goes further than it must, so that not every write evicts
 DEAD_SHARE = 0.5  # a segment with more dead bytes than this is compacted even when there is room
@@ -46,14 +46,14 @@ class Collector:
 
     def tidy(self) -> int:
         """Delete what no index row names and no process writes: files and ends of files. Returns the bytes freed."""
-        known = dict(self.catalogue.query("SELECT name, bytes FROM segments"))
+        known = [name for name, _, _ in self._segments()]
         freed = 0
         for path in sorted(self.folder.glob(f"*{SUFFIX}")):
             with unwritten(self.folder, path.name) as file:
                 if file is None:
                     continue
                 # Asked again under the lock: its writer may have committed and gone since the list was made.
-                row = self.catalogue.query("SELECT bytes FROM segments WHERE name = ?", (path.name,))
+                row = self.catalogue.query("SELECT bytes FROM segments WHERE name = ?", (path.name,), (int,))
                 size = os.fstat(file).st_size
                 if not row:
                     path.unlink(missing_ok=True)
@@ -89,9 +89,8 @@ class Collector:
         return int(self.catalogue.query("SELECT coalesce(sum(bytes), 0) FROM segments")[0][0])
 
     def nodes(self) -> list[Node]:
-        return [
-            Node(*row) for row in self.catalogue.query("SELECT id, kind, key, parent, depth, size, used FROM records")
-        ]
+        sql = "SELECT id, kind, key, parent, depth, size, used FROM records"
+        return [Node(*row) for row in self.catalogue.query(sql, (), NODE_TYPES)]
 
     def _live_bytes(self) -> tuple[int, int]:
         """Bytes of indexed records, and dead bytes that cannot be had because somebody still writes there."""
@@ -105,10 +104,15 @@ class Collector:
 
     def _segments(self) -> list[tuple[str, int, int]]:
         """Name, length and live bytes of each segment."""
-        return self.catalogue.query(
+        sql = (
             "SELECT s.name, s.bytes, coalesce((SELECT sum(r.size) FROM records r WHERE r.segment = s.id), 0) "
             "FROM segments s ORDER BY s.id"
         )
+        rows = self.catalogue.query(sql, (), (str, int, int))
+        for name, _, _ in rows:
+            if not is_segment_name(name):
+                raise damaged(self.catalogue.path, f"a segment is called {name[:40]!r}")
+        return rows
 
     def _drop_unreachable(self, done: Collected) -> None:
         lost = unreachable(self.nodes())

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import xxhash
 
-from longread.kv.disk.catalogue import Catalogue
+from longread.kv.disk.catalogue import Catalogue, Types
 from longread.kv.records import DocumentInfo
 
 _DIGEST_BYTES = 16
@@ -28,6 +28,7 @@ WITH RECURSIVE below (key) AS (
     SELECT ? UNION SELECT r.key FROM records r JOIN below b ON r.parent = b.key AND r.kind <> 2)
 SELECT key FROM below
 """
+_TYPES: Types = (str, str, str, int, int, bytes, int, float, float, bytes)  # of these columns:
 _COLUMNS = "d.id, d.name, o.label, d.tokens, d.bytes, d.tail, d.pinned, d.created, d.used, o.root"
 
 
@@ -71,7 +72,7 @@ def listed(catalogue: Catalogue) -> list[DocumentInfo]:
     SELECT {_COLUMNS}, (SELECT max(r.used) FROM records r WHERE r.key = d.tail
         OR r.key = (SELECT t.parent FROM records t WHERE t.key = d.tail AND t.kind <> 2))
     FROM documents d JOIN roots o ON o.id = d.root ORDER BY d.created DESC, d.id"""
-    return [_info(row[:10], row[10]) for row in catalogue.query(sql)]
+    return [_info(row[:10], row[10]) for row in catalogue.query(sql, (), (*_TYPES, int | None))]
 
 
 def found(catalogue: Catalogue, document: str, root: int, content: bool = True) -> DocumentInfo | None:
@@ -84,6 +85,7 @@ def found(catalogue: Catalogue, document: str, root: int, content: bool = True) 
         f"SELECT {_COLUMNS}, {blobs} FROM documents d JOIN roots o ON o.id = d.root "
         f"WHERE d.id = ? AND (d.root = ? OR ? = -1) ORDER BY d.created DESC LIMIT 1",
         (document, root, root),
+        (*_TYPES, None, None),
     )
     if not rows:
         return None
@@ -134,7 +136,7 @@ def remove(write: sqlite3.Connection, document: str, root: int) -> list[int] | N
 
 def chain_keys(catalogue: Catalogue, tail: bytes) -> list[tuple[bytes, int]]:
     """Keys and depths from the tail back towards the root, as far as they are there."""
-    return catalogue.query(f"{_CHAIN} SELECT key, depth FROM chain ORDER BY depth DESC", (tail,))
+    return catalogue.query(f"{_CHAIN} SELECT key, depth FROM chain ORDER BY depth DESC", (tail,), (bytes, int))
 
 
 def pinned_keys(catalogue: Catalogue) -> set[bytes]:
@@ -146,7 +148,9 @@ def pinned_keys(catalogue: Catalogue) -> set[bytes]:
 def state(catalogue: Catalogue, document: DocumentInfo, with_rings: bool) -> DocumentState:
     """``with_rings``: whether the document is only usable with a ring behind its tail."""
     rows = catalogue.query(
-        f"{_CHAIN} SELECT c.depth, c.key, r.kind, r.size FROM chain c JOIN records r ON r.key = c.key", (document.tail,)
+        f"{_CHAIN} SELECT c.depth, c.key, r.kind, r.size FROM chain c JOIN records r ON r.key = c.key",
+        (document.tail,),
+        (int, bytes, int, int),
     )
     depths = {depth for depth, _, kind, _ in rows if kind != 2}
     ring = any(kind == 2 and key == document.tail for _, key, kind, _ in rows)

@@ -22,6 +22,9 @@ class Node(NamedTuple):
     used: int
 
 
+NODE_TYPES = (int, int, bytes, bytes, int, int, int)
+
+
 def unreachable(nodes: Sequence[Node]) -> list[Node]:
     """Records that no chain from a root leads to, and rings whose page or tail is gone."""
     reached: set[bytes] = set()

@@ -9,6 +9,7 @@ file that somebody is reading is harmless: an open file lives on.
 
 import fcntl
 import os
+import re
 import secrets
 import threading
 from collections import OrderedDict
@@ -23,6 +24,7 @@ from longread.kv.records import Record
 SEGMENT_BYTES = 256 * 2**20
 SUFFIX = ".seg"
 OPEN_FILES = 64
+_NAME = re.compile(r"[0-9a-f]{16}\.seg")
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +195,11 @@ class SegmentWriter:
             if path.exists():  # between create and lock a garbage collection may have taken it for an orphan
                 return _File(name, descriptor, 0)
             os.close(descriptor)
+
+
+def is_segment_name(name: str) -> bool:
+    """Whether a name from a damaged index may be opened or deleted."""
+    return _NAME.fullmatch(name) is not None
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import Literal
 
 from longread.kv.disk import documents
 from longread.kv.disk.catalogue import UNKNOWN, Catalogue, insert
-from longread.kv.disk.eviction import Node, unreachable
+from longread.kv.disk.eviction import NODE_TYPES, Node, unreachable
 from longread.kv.disk.format import HEADER_BYTES, MAGIC, fault, is_whole, parse
 from longread.kv.disk.segments import SUFFIX, Place
 from longread.kv.records import DocumentInfo, Kind, Layout, Record
@@ -66,7 +66,7 @@ def verify(
         if progress is not None:
             progress(report.bytes, max(total, report.bytes))
     report.unsound_rows = len(catalogue.unsound)
-    nodes = catalogue.query("SELECT id, kind, key, parent, depth, size, used FROM records")
+    nodes = catalogue.query("SELECT id, kind, key, parent, depth, size, used FROM records", (), NODE_TYPES)
     report.unreachable = len(unreachable([Node(*row) for row in nodes]))
     layouts = {layout.root: layout for layout in catalogue.layouts().values()}
     for document in documents.listed(catalogue):
