@@ -3,13 +3,11 @@
 import argparse
 import signal
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from longread.cli.checkpoint import BUNDLED, locate, spec_of
 from longread.cli.parser import Parser, UsageError, count, whole
-from longread.spec.errors import CheckpointError
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -19,9 +17,15 @@ TOKENS = 16384
 SHORT_TOKENS = 8192  # reader-v3 was trained on no longer documents
 SEED = 1
 LIMITS = (
-    "The bundled readers were trained on synthetic documents only (contracts, statutes, logs, code, tables): about "
-    "another text their answers are often wrong, the times are real."
+    "The bundled readers have learned to read made-up documents only (contracts, statutes, logs, code, tables). About "
+    "any other text they are mostly wrong; the times are real. Another model: --checkpoint FOLDER"
 )
+
+NEXT = """\
+Next (in a clone: . .venv/bin/activate):
+   longread demo FILE --question TEXT    # about a text of yours
+   longread serve {name}                 # for any OpenAI client
+   longread plan {name}                  # what it is and what it takes here"""
 
 
 def add_parser(commands: "_SubParsersAction[Parser]", name: str) -> None:
@@ -55,20 +59,9 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(
             "--question is about a text of yours: name its FILE (a written contract has its own questions)"
         )
-    # Ended from outside, the demo must still take its server and its folder along.
+    # Ended from outside, the demo must still take its server along.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    if args.checkpoint:
-        _ask([locate(value) for value in args.checkpoint], args)
-        return 0
-    try:
-        paths = [locate(name) for name in BUNDLED]
-    except CheckpointError:
-        return _ask_fixtures(args)
-    _ask(paths[:1] if args.files else paths, args)
-    return 0
-
-
-def _ask(paths: list[Path], args: argparse.Namespace) -> None:
+    paths = [locate(name) for name in args.checkpoint or (BUNDLED[:1] if args.files else BUNDLED)]
     specs = [spec_of(path) for path in paths]  # before the first of them is asked for a minute
     from longread.measure import demo  # loads rich and the tokenizer's library
 
@@ -82,16 +75,6 @@ def _ask(paths: list[Path], args: argparse.Namespace) -> None:
         seed = SEED if args.seed is None else args.seed
         exams.append((reader, own or demo.contract(reader, tokens, args.language, seed)))
     demo.run(exams, args.max_tokens)
-
-
-def _ask_fixtures(args: argparse.Namespace) -> int:
-    """In place of bundled models that are not there: tiny untrained ones."""
-    from longread.weights.fixture import write_fixture  # loads torch
-
-    print("The bundled models are not there; these are untrained (random weights): the answers are noise.", flush=True)
-    with tempfile.TemporaryDirectory(prefix="longread-demo-") as folder:
-        paths = [Path(folder) / kind for kind in ("v3", "v4-flash")]
-        for path in paths:
-            write_fixture(path, path.name)
-        _ask(paths, args)
+    name = next((path.name for path in paths if path.name in BUNDLED), str(paths[0]))
+    print(NEXT.format(name=name))
     return 0

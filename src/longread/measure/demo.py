@@ -4,6 +4,7 @@ read the text, with the answers beside what was expected.
 Knows what is asked and how it is shown. Asks through ``longread serve`` only.
 """
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,24 +32,32 @@ QUESTIONS = {  # about a text of the user's
 }
 FIRST_WORDS = "Hello"  # asked of each fresh server, so that what a process does only once counts nowhere
 QUOTED = 200  # characters of an answer on the screen
+OPENING = 3  # lines of a written contract that are shown
+PREAMBLE = """\
+Questions about a long text, put to `longread serve` on this machine as any client would; offline.
+Each question is asked twice. Cold: the server has read nothing yet, so it reads the whole text first.
+Warm: it has read the text with another question, takes that from its prefix cache and reads only what is new."""
+A_QUOTE = re.compile(r"(.+?) ?[(（][^()（）]+[)）]")  # a value with its reference, as the bundled readers answer
 
 
 @dataclass(frozen=True, slots=True)
 class Inquiry:
-    """A question, the answer where it is known, and whether the model is to think first."""
+    """A question, the answer where it is known, whether the model is to think first, and what the text says of it."""
 
     question: str
     expected: str | None
     thinking: bool
+    stands: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Exam:
-    """A text and what is asked about it; ``title`` says what it is."""
+    """A text and what is asked about it; ``title`` says what it is, ``opening`` how it begins."""
 
     title: str
     text: str
     inquiries: tuple[Inquiry, ...]
+    opening: tuple[str, ...] = ()
 
     def turn(self, inquiry: Inquiry) -> str:
         """The user turn, as the readers were trained on it."""
@@ -123,16 +132,15 @@ class Reader:
 def run(exams: Sequence[tuple[Reader, Exam]], max_tokens: int) -> None:
     """Ask each reader its exam, print each answer as it comes and a table at the end. Raises ServedError."""
     console = Console(highlight=False)
-    console.print(
-        "Each question is asked twice, of servers of their own: cold, before the server has read anything; warm, "
-        "when it has read the text with another question."
-    )
+    console.print(PREAMBLE)
     rows = []
     for reader, exam in exams:
         console.rule(Text(reader.path.name), align="left")
-        console.print(Text(f"{exam.title}: {reader.tokens(exam.text):,} tokens"))
+        console.print(Text(f"The text: {exam.title}; {reader.tokens(exam.text):,} tokens."))
+        for line in exam.opening:
+            console.print(Text(f"   {line}", style="dim"), no_wrap=True, overflow="ellipsis")
         rows.append(_examine(reader, exam, max_tokens, console))
-    console.print(table(rows))
+    console.print(table(rows), verdict(rows), sep="\n")
 
 
 def contract(reader: Reader, tokens: int, language: str, seed: int) -> Exam:
@@ -151,9 +159,13 @@ def contract(reader: Reader, tokens: int, language: str, seed: int) -> Exam:
             f"the contract of seed {seed} has not all kinds of questions; take another seed or more tokens"
         )
     questions = [offered[kind] for kind in KINDS]
-    inquiries = tuple(Inquiry(q.text, q.answer, thinking=q is questions[-1]) for q in questions)
-    lines, facts = len(document.lines), document.facts
-    return Exam(f"a contract of {lines:,} lines with {facts:,} similar facts, seed {seed}", document.text, inquiries)
+    lines = [line.text.rstrip() for line in document.lines]
+    inquiries = tuple(
+        Inquiry(q.text, q.answer, q is questions[-1], tuple(f"{lines[i]}  (line {i + 1:,})" for i in q.lines))
+        for q in questions
+    )
+    title = f"a made-up contract of {len(lines):,} lines with {document.facts:,} similar facts (seed {seed})"
+    return Exam(title, document.text, inquiries, (*lines[:OPENING], "..."))
 
 
 def document_of(reader: Reader, tokens: int, language: str, seed: int) -> Document:
@@ -202,8 +214,9 @@ def _examine(reader: Reader, exam: Exam, max_tokens: int, console: Console) -> R
     cold: dict[Inquiry, Asked] = {}
     warm: dict[Inquiry, Asked] = {}
     pairs, peaks, planned = [], [], None
-    for first, second in rounds(exam.inquiries):
-        with console.status(f"reading: {first.question}"), serving(reader.path, room) as server:
+    for number, (first, second) in enumerate(order := list(rounds(exam.inquiries)), 1):
+        doing = f"round {number} of {len(order)}: a fresh server reads the text, then answers from its cache"
+        with console.status(doing), serving(reader.path, room) as server:
             server.ask(FIRST_WORDS, 1, reader.template(False))
             cold[first] = _ask(server, reader, exam, first, max_tokens)
             if second is not None:
@@ -213,7 +226,7 @@ def _examine(reader: Reader, exam: Exam, max_tokens: int, console: Console) -> R
         for inquiry in (first, second):
             if inquiry in cold and inquiry in warm:
                 pairs.append(Pair(inquiry, cold[inquiry], warm[inquiry]))
-                console.print(*told(pairs[-1], f"{len(pairs)}. "), sep="\n")
+                console.print(*told(pairs[-1], exam.text, f"{len(pairs)}. "), sep="\n")
     known = [peak for peak in peaks if peak is not None]
     return Row(reader.path.name, tuple(pairs), max(known, default=None), planned)
 
@@ -234,30 +247,44 @@ def _ask(server: Server, reader: Reader, exam: Exam, inquiry: Inquiry, max_token
     return server.ask(exam.turn(inquiry), max_tokens, reader.template(inquiry.thinking))
 
 
-def told(pair: Pair, number: str = "") -> list[Text]:
-    """One question's lines for the screen."""
+def told(pair: Pair, text: str, number: str = "") -> list[Text]:
+    """One question's lines for the screen; ``text`` is what it was about."""
     inquiry, cold, warm = pair.inquiry, pair.cold, pair.warm
     thinking = "  (thinking)" if inquiry.thinking else ""
     lines = [Text(f"{number}{inquiry.question}{thinking}", style="bold")]
+    lines += [Text(f"   {'the text':10}{_quoted(line)}", style="dim") for line in inquiry.stands]
     if inquiry.expected is not None:
-        lines.append(Text(f"   expected  {inquiry.expected}"))
+        lines.append(Text(f"   {'expected':10}{inquiry.expected}"))
     if inquiry.thinking:
-        lines.append(Text(f"   thought   {_quoted(warm.thought)}", style="dim"))
+        lines.append(Text(f"   {'thought':10}{_quoted(warm.thought)}", style="dim"))
     for answer in pair.answers():
-        line = Text(f"   answer    {_quoted(answer)}")
-        if inquiry.expected is not None:
-            right = answer.strip() == inquiry.expected
-            line.append("  right" if right else "  WRONG", style="green" if right else "bold red")
+        line = Text(f"   {'answer':10}{_quoted(answer)}")
+        line.append_text(_judged(answer, inquiry, text))
+        if len(pair.answers()) > 1:
+            line.append(" when cold" if answer is cold.answer else " when warm")
         lines.append(line)
-    if len(pair.answers()) > 1:
-        lines.append(Text("   the first answer is the cold one, the second the warm one"))
-    lines.append(
-        Text(
-            f"   first token: cold {cold.ttft:.2f} s, warm {warm.ttft * 1000:.0f} ms; "
-            f"{warm.cached_tokens:,} of {warm.prompt_tokens:,} tokens cached"
-        )
-    )
+    lines.append(Text(f"   {'cold':10}first token after {cold.ttft:.2f} s: {_read(cold)}"))
+    lines.append(Text(f"   {'warm':10}first token after {warm.ttft * 1000:.0f} ms: {_read(warm)}"))
     return lines
+
+
+def _judged(answer: str, inquiry: Inquiry, text: str) -> Text:
+    """Beside an answer: right or wrong where that is known, else whether what it quotes stands in the text."""
+    if inquiry.expected is not None:
+        right = answer.strip() == inquiry.expected
+        return Text("  right", style="green") if right else Text("  WRONG", style="bold red")
+    quotes = [A_QUOTE.fullmatch(part.strip()) for part in re.split("[;；]", answer)]
+    values = [quote[1] for quote in quotes if quote]
+    if len(values) < len(quotes):
+        return Text()
+    if all(value in text for value in values):
+        return Text("  (these words stand in the text)")
+    return Text("  (NOT in the text: made up)", style="bold red")
+
+
+def _read(asked: Asked) -> str:
+    new = asked.prompt_tokens - asked.cached_tokens
+    return f"{new:,} tokens read" + (f", {asked.cached_tokens:,} from the cache" if asked.cached_tokens else "")
 
 
 def _quoted(text: str) -> str:
@@ -291,6 +318,17 @@ def table(rows: Sequence[Row]) -> Table:
 def _right(row: Row) -> str:
     judged = [pair for pair in row.pairs if pair.inquiry.expected is not None]
     return f"{sum(pair.right for pair in judged)} of {len(judged)}" if judged else "not known"
+
+
+def verdict(rows: Sequence[Row]) -> Text:
+    """The last line: how many answers were right, where that is known."""
+    judged = [pair for row in rows for pair in row.pairs if pair.inquiry.expected is not None]
+    right = sum(pair.right for pair in judged)
+    if not judged:
+        return Text("What would be right is not known: the text is your own.")
+    if right == len(judged):
+        return Text(f"All {right} questions were answered right, cold and warm.", style="green")
+    return Text(f"{len(judged) - right} of {len(judged)} questions were answered WRONG.", style="bold red")
 
 
 def _mib(size: int | None) -> str:

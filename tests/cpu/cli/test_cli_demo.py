@@ -44,11 +44,14 @@ def test_a_contract_is_asked_about_cold_and_warm(tmp_path: Path, tiny: list[str]
     said = done.stdout
     assert said.count("seed 3") == 2 and re.search(r"┃\s+v3 ┃\s+v4-flash ┃", said)
     # Noise is told as wrong, and is no failure. Both models are asked the same of the same contract.
-    assert said.count("WRONG") >= 6 and "  right" not in said and cells(said, "right answers") == ["0 of 3"] * 2
+    assert said.count("  WRONG") >= 6 and "6 of 6 questions were answered WRONG" in said and "  right" not in said
+    assert cells(said, "right answers") == ["0 of 3"] * 2
     questions = re.findall(r"^[123]\. (.*)$", said, re.M)
     assert len(questions) == 6 and questions[:3] == questions[3:]
     assert [question.endswith("(thinking)") for question in questions[:3]] == [False, False, True]
-    assert re.search(r"expected  .+ \(clause \d+\.\d+\)", said) and said.count("expected  Not in the document.") == 2
+    value, clause = re.search(r"expected  (.+) \(clause (\d+\.\d+)\)", said).groups()
+    assert re.search(rf"the text  {re.escape(clause)} .*{re.escape(value)}.*\(line \d+\)", said)
+    assert said.count("expected  Not in the document.") == 2
     for prompt, cached in zip(cells(said, "prompt tokens"), cells(said, "cached tokens"), strict=True):
         reused, whole = (int(text.replace(",", "")) for text in (cached, prompt))
         assert 1024 <= reused < whole and 1950 <= whole <= 2200
@@ -65,11 +68,20 @@ def test_a_contract_is_asked_about_cold_and_warm(tmp_path: Path, tiny: list[str]
         assert all(float(cell.removesuffix(unit).replace(",", "")) > 0 for cell in figures), (label, figures)
 
 
+def test_a_bundled_reader_is_right(tmp_path: Path) -> None:
+    done = demo(tmp_path, "--checkpoint", "reader-v4", "--tokens", "2048", "--language", "zh")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "All 3 questions were answered right, cold and warm." in done.stdout
+    assert re.search(r"thought   在第\d+\.\d+条", done.stdout) and done.stdout.count("文中没有。") == 2
+    assert "longread serve reader-v4 " in done.stdout
+
+
 def test_a_file_is_asked_the_users_question_and_nothing_is_judged(tmp_path: Path, tiny: list[str]) -> None:
     (tmp_path / "note.md").write_text(NOTE * 60)
     done = demo(tmp_path, "note.md", *tiny[:2], "--question", "Who pays for the [roof]?", "--max-tokens", "2")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "note.md: " in done.stdout and "1. Who pays for the [roof]?\n" in done.stdout
+    assert "The text: note.md; " in done.stdout and "What would be right is not known" in done.stdout
+    assert "1. Who pays for the [roof]?\n" in done.stdout
     assert "expected" not in done.stdout and "WRONG" not in done.stdout
     assert cells(done.stdout, "right answers") == ["not known"]
     assert int(cells(done.stdout, "cached tokens")[0].replace(",", "")) >= 256
