@@ -13,6 +13,7 @@ from starlette.requests import Request
 from longread.server.clock import Clock
 from longread.server.streaming import while_connected
 from longread.spec.errors import InvalidRequestError, OverloadedError, PayloadTooLargeError, RequestTimeoutError
+from longread.wire.binary import MEDIA_TYPE
 
 # Above this many bytes parsing and tokenising take milliseconds: they leave the loop, so that open streams go on.
 OFFLOAD_BYTES = 16 * 1024
@@ -61,11 +62,13 @@ async def with_body(
     limit: int,
     call: Callable[[bytes], Result],
     is_long_work: Callable[[bytes], bool] = lambda body: False,
+    binary: bool = False,
 ) -> tuple[Result, int]:
     """What ``call`` makes of the body, on a thread where that is large or ``is_long_work`` says so, and its size.
 
-    Raises what ``read_body`` and ``call`` raise, OverloadedError where too many bodies are on their way, and
-    ClientDisconnect; work that has not begun by then never does.
+    ``binary``: the route also takes bytes that are no JSON. Raises what ``read_body`` and ``call`` raise,
+    OverloadedError where too many bodies are on their way, and ClientDisconnect; work that has not begun by then never
+    does.
     """
     held, clock = 0, clock_of(request)
 
@@ -75,7 +78,7 @@ async def with_body(
         held += size
 
     try:
-        body = await read_body(request, limit, hold)
+        body = await read_body(request, limit, hold, binary)
         clock.mark("receive")
 
         def work() -> Result:
@@ -88,15 +91,21 @@ async def with_body(
         bodies.release(held)
 
 
-async def read_body(request: Request, limit: int, hold: Callable[[int], None]) -> bytes:
+def media_type(request: Request) -> str:
+    """What the body is said to be, JSON where nothing is said."""
+    return request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+
+
+async def read_body(request: Request, limit: int, hold: Callable[[int], None], binary: bool = False) -> bytes:
     """The whole body; ``hold`` is told of each piece before it is kept.
 
     Raises PayloadTooLargeError before more than ``limit`` bytes are held, and RequestTimeoutError when nothing came for
     ``BODY_SECONDS``.
     """
-    media_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
-    if media_type != "application/json" and not media_type.endswith("+json"):
-        raise InvalidRequestError(f"content type {media_type!r} is not supported: send application/json")
+    kind = media_type(request)
+    if kind != "application/json" and not kind.endswith("+json") and not (binary and kind == MEDIA_TYPE):
+        known = f"application/json or {MEDIA_TYPE}" if binary else "application/json"
+        raise InvalidRequestError(f"content type {kind!r} is not supported: send {known}")
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit:
         raise _too_large(int(declared), limit)

@@ -1,24 +1,25 @@
-"""POST /v1/completions: text or token ids in, text out.
+"""POST /v1/completions: text or token ids in, text out. Ids may also be the body itself (``wire.binary``).
 
 Knows: the older response shapes. Must not know: chat. ``echo``, ``suffix`` and ``best_of`` are refused by the wire.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from longread.server.body import clock_of, offload, with_body
+from longread.server.body import clock_of, media_type, offload, with_body
 from longread.server.clock import Clock
 from longread.server.driver import Subscription
 from longread.server.output import ChoiceText, TokenLogprobs
-from longread.server.prompts import Prompt, prompt_of, prompt_of_ids, text_bytes
+from longread.server.prompts import Prompt, check_count, prompt_of, prompt_of_ids, text_bytes
 from longread.server.state import ServerState, state_of
 from longread.server.work import engine_requests, new_id, open_call, respond, start
 from longread.spec.engine import FinishEvent, TokenEvent
 from longread.spec.errors import InvalidRequestError
 from longread.wire import responses, sse
+from longread.wire.binary import MEDIA_TYPE, query_fields, read_ids
 from longread.wire.body import parse_json
 from longread.wire.responses import Json
 from longread.wire.types import CompletionRequest, validate
@@ -153,9 +154,14 @@ class CompletionAnswer:
 async def create(request: Request) -> Response:
     """The route. Raises RequestError for what is refused before anything is sent."""
     state = state_of(request)
-    prompts, size = await with_body(
-        request, state.bodies, state.options.max_body_bytes, lambda body: prepare(state, body, clock_of(request))
-    )
+    clock = clock_of(request)
+
+    def read(body: bytes) -> CompletionPrompts:
+        if media_type(request) == MEDIA_TYPE:
+            return prepare_ids(state, body, query_fields(request.query_params.multi_items()), clock)
+        return prepare(state, body, clock)
+
+    prompts, size = await with_body(request, state.bodies, state.options.max_body_bytes, read, binary=True)
     fields, answer_id = prompts.fields, new_id("cmpl")
     requests = await offload(size, lambda: engine_requests(fields, prompts.prompts, answer_id))
     subscription = await start(state, request, fields, requests, "prompt")
@@ -186,3 +192,17 @@ def prepare(state: ServerState, body: bytes, clock: Clock) -> CompletionPrompts:
     prompts = tuple(prompt_of(state, d) if isinstance(d, bytes) else prompt_of_ids(state, d) for d in data)
     clock.mark("hash")
     return CompletionPrompts(fields, model, prompts)
+
+
+def prepare_ids(state: ServerState, body: bytes, query: Mapping[str, object], clock: Clock) -> CompletionPrompts:
+    """The same for a body of ids. Nothing is put before them, as before ids in JSON."""
+    fields = validate(CompletionRequest, {**query, "prompt": [0]})  # stands for the body, which is read below
+    model = state.check_model(fields.model)
+    data = read_ids(body)
+    check_count(state, len(data) // 4, "prompt")
+    clock.mark("parse")
+    clock.mark("render")
+    clock.mark("tokenise")
+    prompt = prompt_of(state, data)
+    clock.mark("hash")
+    return CompletionPrompts(fields, model, (prompt,))

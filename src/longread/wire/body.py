@@ -8,6 +8,7 @@ hold the interpreter lock, and with it every open stream, so what would keep the
 import json
 import re
 
+import numpy as np
 import orjson
 
 from longread.spec.errors import InvalidRequestError
@@ -63,7 +64,9 @@ def _check_size(body: bytes) -> None:
     """Bounds what both parses cost. Counting bytes is an upper bound at memory speed; only where it exceeds a limit
     (a long text full of braces, or an attack) are the strings told from the structure.
     """
-    if body.count(b"{") + body.count(b"[") <= MAX_CONTAINERS and body.count(b",") <= MAX_COMMAS:
+    data = np.frombuffer(body, np.uint8)  # several times as fast as bytes.count where there is much to count
+    opened, separated = (sum(int(np.count_nonzero(data == ord(c))) for c in kind) for kind in ("{[", ","))
+    if opened <= MAX_CONTAINERS and separated <= MAX_COMMAS:
         return
     containers = commas = 0
     for match in _STRUCTURE.finditer(body):
