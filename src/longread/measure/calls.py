@@ -15,6 +15,18 @@ from longread.spec.errors import LongreadError
 
 ROUTE = "/v1/longread/requests"
 SECONDS = 30.0
+SUMMARY = {
+    "id",
+    "route",
+    "model",
+    "state",
+    "created",
+    "prompt_tokens",
+    "reused_tokens",
+    "reason",
+    "ttft_ms",
+    "total_ms",
+}
 
 
 class CallsError(LongreadError):
@@ -31,7 +43,7 @@ class Source:
     def newest(self, limit: int) -> list[dict[str, Any]]:
         """Summaries, newest first."""
         data = self._get(f"{ROUTE}?limit={limit}").get("data")
-        if not isinstance(data, list):
+        if not (isinstance(data, list) and all(isinstance(call, dict) and call.keys() >= SUMMARY for call in data)):
             raise self._strange()
         return data
 
@@ -39,7 +51,8 @@ class Source:
         """The record of an answer's id or an X-Request-Id."""
         record = self._get(f"{ROUTE}/{quote(name, safe='')}")
         told = record.get("longread")
-        if not (isinstance(told, dict) and isinstance(told.get("timing"), dict)):
+        whole = isinstance(told, dict) and "reuse" in told and isinstance(told.get("timing"), dict)
+        if not (whole and record.keys() >= SUMMARY):
             raise self._strange()
         return record
 

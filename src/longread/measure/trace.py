@@ -106,7 +106,8 @@ def table(calls: Sequence[Mapping[str, Any]]) -> Table:
         at = datetime.fromtimestamp(call["created"]).strftime("%H:%M:%S")
         counts = [_count(call[name]) for name in ("prompt_tokens", "reused_tokens")]
         times = [_ms(call[name]) for name in ("ttft_ms", "total_ms")]
-        out.add_row(at, Text(call["id"]), call["state"], *counts, Text(call["reason"] or "–"), *times)
+        names = [Text(printable(str(call[name]))) for name in ("id", "state")]
+        out.add_row(at, *names, *counts, Text(printable(call["reason"] or "–")), *times)
     return out
 
 

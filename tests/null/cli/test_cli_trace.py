@@ -107,6 +107,7 @@ def test_what_goes_wrong_is_one_line(server: Serving, capsys: Capture) -> None:
     assert "no record of request 'nothing'" in failing(capsys, 1, "trace", "nothing", "--url", server.url)
     assert "start `longread serve`" in failing(capsys, 1, "trace", "--url", "http://127.0.0.1:9")
     assert "does not answer" in failing(capsys, 1, "trace", "--url", "nonsense")
+    assert "another server" in failing(capsys, 1, "trace", "--url", f"{server.url}/v1/models?x=")
     assert "header" in failing(capsys, 2, "trace", "--api-key", "schlüssel")
     assert "cannot be read" in failing(capsys, 2, "trace", "--api-key-file", "/nowhere")
 
