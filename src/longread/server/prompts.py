@@ -48,18 +48,18 @@ def pieces_bytes(state: ServerState, pieces: Sequence[Piece]) -> bytes:
 
 def prompt_of(state: ServerState, data: bytes) -> Prompt:
     """A prompt given as int32 bytes, hashed for this server's engine."""
-    root = state.driver.engine_info.cache_root
-    return Prompt(tuple(ids_of(data)), state.hasher.hash(root, data) if root and data else None)
+    if not data:
+        return Prompt(())
+    hashed, ids = state.hasher.hash(state.driver.engine_info.cache_root, data)
+    return Prompt(ids, hashed)
 
 
 def prompt_of_ids(state: ServerState, ids: tuple[int, ...]) -> Prompt:
     """The same for ids that a client sent as numbers; those that no prompt can hold are the engine's to refuse."""
     try:
-        data = array("i", ids).tobytes()
+        return prompt_of(state, array("i", ids).tobytes())
     except OverflowError:
         return Prompt(ids)
-    root = state.driver.engine_info.cache_root
-    return Prompt(ids, state.hasher.hash(root, data) if root and data else None)
 
 
 def check_count(state: ServerState, count: int, param: str) -> None:

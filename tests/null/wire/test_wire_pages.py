@@ -19,10 +19,10 @@ def data_of(seed, count):
 @pytest.mark.parametrize("count", [1, 255, 256, 70 * PAGE_TOKENS, 70 * PAGE_TOKENS + 1])
 def test_hashed_as_the_cache_hashes(count):
     data = data_of(count, count)
-    made = PageHasher().hash(ROOT, data)
+    made, found = PageHasher().hash(ROOT, data)
     ids = memoryview(data).cast("i").tolist()
     assert made.hashes == hash_pages(ROOT, data) and (made.least, made.most) == (min(ids), max(ids))
-    assert made.fits(ROOT, ids)
+    assert made.fits(ROOT, ids) and found == tuple(ids)
 
 
 def test_what_is_shared_with_a_recent_prompt_is_not_hashed_again(monkeypatch):
@@ -36,13 +36,14 @@ def test_what_is_shared_with_a_recent_prompt_is_not_hashed_again(monkeypatch):
         cut = 4 * draw.randrange(len(document) // 4)
         prompt = document[:cut] + data_of(draw.random(), draw.randrange(1, 90 * PAGE_TOKENS))
         root = draw.choice([ROOT, ROOT, b"q" * 16])
-        assert hasher.hash(root, prompt).hashes == hash_pages(root, prompt)
+        made, ids = hasher.hash(root, prompt)
+        assert made.hashes == hash_pages(root, prompt) and array("i", ids).tobytes() == prompt == made.data
     assert sum(known) > 30 * 30  # many found something
     known.clear()
-    assert hasher.hash(ROOT, document).hashes == hash_pages(ROOT, document)
-    assert hasher.hash(ROOT, document + b"\1\0\0\0" * 300).hashes[:100] == hash_pages(ROOT, document)
+    assert hasher.hash(ROOT, document)[0].hashes == hash_pages(ROOT, document)
+    assert hasher.hash(ROOT, document + b"\1\0\0\0" * 300)[0].hashes[:100] == hash_pages(ROOT, document)
     assert known[1] == 100
-    assert hasher.hash(b"z" * 16, document).hashes == hash_pages(b"z" * 16, document)
+    assert hasher.hash(b"z" * 16, document)[0].hashes == hash_pages(b"z" * 16, document)
     assert known[2] == 0
 
 
@@ -51,9 +52,9 @@ def test_what_is_kept_is_bounded(monkeypatch):
     for seed in range(40):
         hasher.hash(ROOT, data_of(seed, 70 * PAGE_TOKENS))
     assert len(hasher._kept) == KEPT_PROMPTS
-    monkeypatch.setattr(module, "KEPT_BYTES", 3 * 80 * PAGE_TOKENS * 4)
+    monkeypatch.setattr(module, "KEPT_BYTES", 3 * 80 * PAGE_TOKENS * 40)
     hasher.hash(ROOT, data_of(99, 80 * PAGE_TOKENS))
-    assert sum(len(kept.data) for kept in hasher._kept) <= module.KEPT_BYTES
+    assert 10 * sum(len(kept.data) for kept, _ in hasher._kept) <= module.KEPT_BYTES
     hasher.hash(ROOT, data_of(100, 900 * PAGE_TOKENS))
     assert hasher._kept == []
 
