@@ -74,10 +74,14 @@ def serve_checkpoint(
         _say(memory_line(resolved.memory, info))
         _say(ready_line(replace(info, model=names[0]), address))
 
+    # A large vocabulary takes a second to load again; until then the slower library serves.
+    hastening = threading.Thread(target=lambda: _say(f"  tokenising with {tokenizer.hasten()}"), name="longread-fast")
     try:
+        hastening.start()
         serve(create_app(state), driver, http, listener, on_ready)
     finally:
         stopping.set()
+        hastening.join(STOP_SECONDS)
         driver.join(STOP_SECONDS)
         if spans is not None:
             spans.close()
