@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -21,24 +22,31 @@ LONG = "The river runs through the valley, past the mill and the old bridge. " *
 ENGINE_PARTS = {"lookup", "queue", "load_host", "load_disk", "prefill", "sample"}
 
 
-@pytest.fixture(scope="module", params=["v3", "v4-flash"])
-def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("timing")
-    path, log = folder / str(request.param), folder / "stderr"
-    write_fixture(path, request.param)
+@contextmanager
+def served(path: Path, *options: str) -> Iterator[str]:
+    """``longread serve`` in a process of its own; its address."""
     command = [sys.executable, "-m", "longread.cli.main", "serve", str(path), "--port", "0", "--max-num-seqs", "4"]
+    log = path.with_name(f"{path.name}.stderr")
     with log.open("w") as stderr:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
+        process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=stderr, text=True)
     try:
         assert process.stdout is not None
         found = next((m for line in process.stdout if (m := re.search(r"on (http://\S+)", line))), None)
-        assert found is not None, Path(log).read_text()
+        assert found is not None, log.read_text()
         yield found[1]
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
     finally:
         process.kill()
         process.communicate()
+
+
+@pytest.fixture(scope="module", params=["v3", "v4-flash"])
+def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    path = tmp_path_factory.mktemp("timing") / str(request.param)
+    write_fixture(path, request.param)
+    with served(path) as address:
+        yield address
 
 
 def body(text: str, **options: object) -> dict:
@@ -150,3 +158,26 @@ def test_the_waterfall_of_a_real_call(url: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert "prefill" in done.stdout and "tokens/s" in done.stdout and "first token after" in done.stdout
+
+
+def test_what_was_read_before_the_restart_is_loaded_and_told(tmp_path: Path) -> None:
+    path, other, store = tmp_path / "v4-flash", tmp_path / "other", tmp_path / "store"
+    write_fixture(path, "v4-flash")
+    write_fixture(other, "v4-flash", seed=1)
+    flags = ("--store", str(store))
+    with served(path, *flags) as address:
+        first = ask(address, LONG + "Who?")
+        assert first["longread"]["timing"]["parts_ms"]["load_disk"] == 0, "nothing was there to load"
+    with served(path, *flags) as address:
+        again = ask(address, LONG + "Who?")
+        reuse, timing = again["longread"]["reuse"], again["longread"]["timing"]
+        assert again["choices"][0]["message"] == first["choices"][0]["message"]
+        assert (reuse["reason"], reuse["disk_tokens"]) == ("complete", reuse["prompt_tokens"] - 1)
+        assert timing["parts_ms"]["load_disk"] > 0 and timing["parts_ms"]["load_host"] == 0
+        assert (timing["prefill_tokens"], timing["prefill_chunks"]) == (1, 1)
+        assert timing["ttft_ms"] == pytest.approx(known(timing["parts_ms"]), abs=0.02)
+        metric = re.search(r'reused_tokens_total\{.*tier="disk"\} (\S+)', httpx.get(address + "/metrics").text)
+        assert metric is not None and float(metric[1]) == reuse["disk_tokens"]
+    with served(other, *flags) as address:
+        reuse = ask(address, LONG + "Who?")["longread"]["reuse"]
+        assert (reuse["reason"], reuse["recomputed_tokens"]) == ("other model or format", reuse["prompt_tokens"])
