@@ -18,7 +18,7 @@ SHORT_TOKENS = 8192  # reader-v3 was trained on no longer documents
 SEED = 1
 LIMITS = (
     "The bundled readers have learned to read made-up documents only (contracts, statutes, logs, code, tables). About "
-    "any other text they are mostly wrong; the times are real. Another model: --checkpoint FOLDER"
+    "any other text they are most likely wrong; the times are real. Another model: --checkpoint FOLDER"
 )
 
 NEXT = """\

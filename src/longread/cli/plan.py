@@ -85,9 +85,15 @@ def spec_lines(spec: ModelSpec) -> list[str]:
         lines.append(f"  fixed bytes a request {sum(fixed.values()):>19,}  in bfloat16, compressor state in float32")
     lines.append(
         "  GFLOP a token      "
-        + ", ".join(f"{count.flops_per_token(spec, n) / 1e9:,.1f} at {n // 1024}K" for n in (8192, 131072))
+        + ", ".join(f"{_giga(count.flops_per_token(spec, n))} at {n // 1024}K" for n in (8192, 131072))
     )
     return lines
+
+
+def _giga(value: float) -> str:
+    """In 10^9, with figures enough to say something of a small model, too."""
+    giga = value / 1e9
+    return f"{giga:,.1f}" if giga >= 1 else f"{giga:.3f}"
 
 
 def memory_lines(resolved: ResolvedConfig) -> list[str]:
