@@ -314,3 +314,31 @@ def test_a_record_without_its_parent_is_collected(store: DiskStore) -> None:
     assert store.gc().unreachable == 2
     assert store.get("page", lost.key) is None
     assert all_there(store, records)
+
+
+def test_a_pinned_document_with_a_gap_keeps_the_rest_until_it_is_removed(store: DiskStore) -> None:
+    """A damaged page costs that page: reading the document again goes on from what is left."""
+    records = chain_of(range(1400))
+    store.write(records, document=named(records, pinned=True))
+    with store._catalogue.transaction() as write:
+        write.execute("DELETE FROM records WHERE key IN (?, ?)", (records[3].key, records[-1].key))
+    store.gc(0)
+    assert all_there(store, records[:3])
+    assert store.get("page", records[4].key) is None
+    assert store.remove("doc-novel")
+    assert store.stats().records == {}
+
+
+def test_a_document_need_not_have_ids(store: DiskStore) -> None:
+    records = chain_of(range(1400))
+    store.write(records, document=named(records, pinned=True, token_ids=b"", text=None))
+    store.gc(0)
+    assert all_there(store, records)
+    info = store.document("doc-novel")
+    assert info is not None
+    assert (info.token_ids, info.text) == (b"", None)
+    with pytest.raises(StoreError):
+        store.export("doc-novel", store.path / "novel")
+    store.unpin("doc-novel")
+    store.gc(0)
+    assert store.stats().file_bytes == 0

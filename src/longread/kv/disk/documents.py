@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import xxhash
 
 from longread.kv.disk.catalogue import Catalogue, Types
-from longread.kv.records import DocumentInfo
+from longread.kv.disk.format import RUN_BYTES_MAX
+from longread.kv.records import DocumentInfo, chain_key
 
 _DIGEST_BYTES = 16
 # From a tail (or any key) back to the first page: every run is found under its key, pages by the parent of the next.
@@ -20,7 +21,7 @@ WITH RECURSIVE chain (id, key, parent, depth) AS (
     SELECT id, key, parent, depth FROM records WHERE key = ? AND kind <> 2
     UNION ALL
     SELECT r.id, r.key, r.parent, r.depth FROM records r JOIN chain c ON r.key = c.parent AND r.kind = 0
-    WHERE c.depth > 1)
+    AND r.depth = c.depth - 1)
 """
 # A key and everything after it.
 _BELOW = """
@@ -119,17 +120,14 @@ def remove(write: sqlite3.Connection, document: str, root: int) -> list[int] | N
     there is no such document.
     """
     where = "WHERE id = ? AND (root = ? OR ? = -1)"
-    tails = write.execute(f"SELECT tail FROM documents {where}", (document, root, root)).fetchall()
-    if not tails:
+    if not write.execute(f"SELECT 1 FROM documents {where}", (document, root, root)).fetchone():
         return None
+    own = _keys(write, where, (document, root, root))
     write.execute(f"DELETE FROM documents {where}", (document, root, root))
-    others = write.execute("SELECT DISTINCT tail FROM documents").fetchall()
-    chain = f"{_CHAIN} SELECT key, depth FROM chain"
-    kept = {key for (tail,) in others for key, _ in write.execute(chain, (tail,))}
-    own = {key: depth for (tail,) in tails for key, depth in write.execute(chain, (tail,)) if key not in kept}
+    kept = set(_keys(write))
     doomed: dict[bytes, None] = {}
-    for key in sorted(own, key=lambda each: own[each]):
-        if key not in doomed:
+    for key in own:  # from the root on, so that the first takes most others along
+        if key not in kept and key not in doomed:
             doomed |= dict.fromkeys(each for (each,) in write.execute(_BELOW, (key,)))
     return [number for key in doomed for (number,) in write.execute("SELECT id FROM records WHERE key = ?", (key,))]
 
@@ -140,9 +138,25 @@ def chain_keys(catalogue: Catalogue, tail: bytes) -> list[tuple[bytes, int]]:
 
 
 def pinned_keys(catalogue: Catalogue) -> set[bytes]:
-    """Every key on the chain of a pinned document."""
-    tails = catalogue.query("SELECT DISTINCT tail FROM documents WHERE pinned")
-    return {key for (tail,) in tails for key, _ in chain_keys(catalogue, tail)}
+    """Every key on the chain of a pinned document, those too that are not there at present."""
+    with catalogue.transaction() as write:
+        return set(_keys(write, "WHERE pinned"))
+
+
+def _keys(write: sqlite3.Connection, where: str = "", parameters: tuple[object, ...] = ()) -> list[bytes]:
+    """Keys on the chains of documents, from the root on. A chain with a gap is made again from the document's ids."""
+    keys: list[bytes] = []
+    for number, tail in write.execute(f"SELECT rowid, tail FROM documents {where}", parameters).fetchall():
+        chain = write.execute(f"{_CHAIN} SELECT key, depth FROM chain ORDER BY depth", (tail,)).fetchall()
+        if not chain or chain[0][1] != 1:
+            sql = "SELECT o.root, d.token_ids FROM documents d JOIN roots o ON o.id = d.root WHERE d.rowid = ?"
+            parent, packed = write.execute(sql, (number,)).fetchone() or (b"", None)
+            ids, chain = _unpacked(packed) or b"", [*chain]
+            for start in range(0, len(ids) if isinstance(parent, bytes) else 0, RUN_BYTES_MAX):
+                parent = chain_key(parent, ids[start : start + RUN_BYTES_MAX])
+                chain.append((parent, 0))
+        keys += [key for key, _ in chain]
+    return keys
 
 
 def state(catalogue: Catalogue, document: DocumentInfo, with_rings: bool) -> DocumentState:
