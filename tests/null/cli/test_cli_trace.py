@@ -9,7 +9,9 @@ import pytest
 from rich.console import Console
 from serving import MODEL, Serving, serving
 
+from longread.cli import explain as explain_command
 from longread.cli import main as cli
+from longread.cli.parser import Parser
 from longread.measure import explain, trace
 from longread.measure.calls import Source, printable, reuse_line
 from longread.server.clock import PARTS
@@ -84,6 +86,22 @@ def test_the_difference_is_shown_and_a_terminal_is_not_obeyed(server: Serving) -
     asked, known = (next(line for line in told.splitlines() if word in line) for word in ("asked  ", "known  "))
     assert "The dog" in asked and "The cat" in known
     assert "\x1b" not in told and "\x07" not in told and "\\x1b" in known
+
+
+def test_store_explain_as_a_command(server: Serving, capsys: Capture) -> None:
+    ask(server, "Twice. " + PAGE)
+    name = ask(server, "Twice. " + PAGE).headers["x-request-id"]
+    parser = Parser(prog="longread store")
+    explain_command.add_parser(parser.add_subparsers(), "explain")
+    for flags, words in (
+        ((), ("complete", "the last token is always computed")),
+        (("--json",), ('"difference": null',)),
+    ):
+        args = parser.parse_args(["explain", name, "--url", server.url, *flags])
+        assert args.run(args) == 0
+        told = capsys.readouterr().out
+        assert all(word in told for word in words), told
+    assert json.loads(told)["reuse"]["reason"] == "complete"
 
 
 def test_a_running_call_and_an_idle_server() -> None:
