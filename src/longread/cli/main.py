@@ -11,13 +11,21 @@ import os
 import sys
 from collections.abc import Sequence
 
-from longread.cli import bench, demo, fixture, plan, serve, trace
+from longread.cli import bench, demo, fixture, plan, serve, store, trace
 from longread.cli.parser import Parser, UsageError, nearest, refuse_unknown, shorten
 from longread.cli.threads import bound_spinning
 from longread.cli.version import version
 from longread.spec.errors import CheckpointError, ConfigError, LongreadError
 
-COMMANDS = {"serve": serve, "demo": demo, "plan": plan, "fixture": fixture, "bench": bench, "trace": trace}
+COMMANDS = {
+    "serve": serve,
+    "demo": demo,
+    "plan": plan,
+    "fixture": fixture,
+    "bench": bench,
+    "store": store,
+    "trace": trace,
+}
 
 
 def build_parser() -> Parser:

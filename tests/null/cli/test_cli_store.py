@@ -1,0 +1,115 @@
+"""``longread store``: every action over a small store, at the terminal and as JSON, and what it says when it cannot."""
+
+import json
+from pathlib import Path
+
+import pytest
+from recordmaker import SMALL, chain_of
+
+from longread.cli import main as cli
+from longread.kv.disk.format import HEADER_BYTES
+from longread.kv.disk.store import DiskStore
+from longread.kv.records import DocumentInfo, Layout, Record
+
+Capture = pytest.CaptureFixture[str]
+OTHER = Layout(bytes(range(16, 32)), "other", "bfloat16", page_bytes=300, ring_bytes=0)
+
+
+def document(records: list[Record], ident: str, name: str) -> DocumentInfo:
+    ids = b"".join(record.run for record in records)
+    return DocumentInfo(ident, name, "", len(ids) // 4, 9, records[-1].key, token_ids=ids, text="some text")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "store"
+    for layout, idents in ((SMALL, ("doc-aa11", "doc-aa22")), (OTHER, ("doc-bb33",))):
+        store = DiskStore.open(path, layout, max_bytes=2**30)
+        for number, ident in enumerate(idents):
+            records = chain_of([number, *range(700)], layout, rings=bool(layout.ring_bytes))
+            store.write(records, document=document(records, ident, f"novel [{ident[-1]}]"))
+        store.close()
+    return path
+
+
+def run(capsys: Capture, folder: Path, *argv: str, code: int = 0) -> str:
+    got = cli.main(["store", argv[0], "--store", str(folder), *argv[1:]])
+    out, err = capsys.readouterr()
+    assert got == code, out + err
+    return out + err
+
+
+def as_json(capsys: Capture, folder: Path, *argv: str, code: int = 0) -> dict:
+    return json.loads(run(capsys, folder, *argv, "--json", code=code))
+
+
+def test_ls_and_show(folder: Path, capsys: Capture) -> None:
+    shown = run(capsys, folder, "ls")
+    assert "doc-aa11" in shown
+    assert "novel [1]" in shown
+    assert "tiny float32: 8 records" in shown
+    assert "3 documents" in shown
+    told = as_json(capsys, folder, "ls")
+    assert {each["id"] for each in told["documents"]} == {"doc-aa11", "doc-aa22", "doc-bb33"}
+    assert {each["label"] for each in told["models"]} == {"tiny", "other"}
+    one = as_json(capsys, folder, "show", "doc-b")
+    assert (one["id"], one["model"], one["tokens"], one["whole"], one["pages"]) == ("doc-bb33", "other", 701, True, 3)
+    assert "doc-aa22" in run(capsys, folder, "show", "novel [2]")
+
+
+def test_pin_unpin_gc_rm(folder: Path, capsys: Capture) -> None:
+    assert "pinned: doc-aa11" in run(capsys, folder, "pin", "doc-aa11", "doc-bb")
+    assert "pinned" in run(capsys, folder, "ls")
+    assert "given back" in run(capsys, folder, "gc")
+    assert as_json(capsys, folder, "gc", "--store-size", "0", code=1)["evicted"] == 4
+    run(capsys, folder, "unpin", "doc-aa11")
+    assert not as_json(capsys, folder, "show", "doc-aa11")["pinned"]
+    assert as_json(capsys, folder, "rm", "doc-aa11")["removed"] == ["doc-aa11"]
+    assert as_json(capsys, folder, "rm", "doc-bb33", "--model", "other bfloat16")["freed_bytes"] > 0
+    left = as_json(capsys, folder, "ls")
+    assert [each["id"] for each in left["documents"]] == ["doc-aa22"]
+    assert "not all of it is here" in run(capsys, folder, "ls")
+    assert left["total"]["file_bytes"] == 0
+
+
+def test_export_and_import(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+    file = tmp_path / "one.longread"
+    assert "written" in run(capsys, folder, "export", "doc-aa11", str(file))
+    assert "--force" in run(capsys, folder, "export", "doc-aa11", str(file), code=1)
+    run(capsys, folder, "export", "doc-aa11", str(file), "--force")
+    target = tmp_path / "target"
+    assert "701 tokens" in run(capsys, target, "import", str(file), "--pin")
+    assert as_json(capsys, target, "show", "doc-aa11")["pinned"]
+    file.write_bytes(file.read_bytes()[:-1])
+    assert "damaged" in run(capsys, target, "import", str(file), code=1)
+    assert "No such file" in run(capsys, target, "import", str(tmp_path / "none"), code=2)
+
+
+def test_verify_and_rebuild(folder: Path, capsys: Capture) -> None:
+    assert "11 records whole" in run(capsys, folder, "verify")
+    segment = sorted((folder / "segments").iterdir())[0]
+    with segment.open("r+b") as data:
+        data.seek(HEADER_BYTES + 1100)
+        data.write(b"damage")
+    assert "left as it is" in run(capsys, folder, "verify", "--read-only", code=1)
+    told = as_json(capsys, folder, "verify", code=1)
+    assert len(told["corrupt"]) == 1
+    assert len(told["broken_documents"]) == 1
+    assert told["unreachable"] > 0
+    (folder / "index.sqlite").write_bytes(b"no index")
+    assert "--rebuild" in run(capsys, folder, "ls", code=1)
+    assert "10 records" in run(capsys, folder, "verify", "--rebuild")
+
+
+def test_what_it_says_when_it_cannot(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+    assert "did you mean doc-bb33" in run(capsys, folder, "show", "doc-cb33", code=1)
+    assert "doc-aa11 or doc-aa22" in run(capsys, folder, "pin", "doc-aa", code=1)
+    assert "it has: tiny float32, other bfloat16" in run(capsys, folder, "show", "doc-aa11", "--model", "v3", code=1)
+    assert "no document" in run(capsys, folder, "show", "doc-aa11", "--model", "other", code=1)
+    for action in ("ls", "gc", "verify"):
+        assert "there is no store" in run(capsys, tmp_path / "none", action, code=1)
+        assert not (tmp_path / "none").exists()
+    assert cli.main(["store"]) == 2
+    assert "verify" in capsys.readouterr().out
+    assert cli.main(["store", "ls"]) == 2
+    assert "--store" in capsys.readouterr().err
