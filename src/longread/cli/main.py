@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from longread.cli import bench, demo, fixture, plan, serve, store, trace
+from longread.cli import bench, demo, fixture, ingest, plan, serve, store, trace
 from longread.cli.parser import Parser, UsageError, nearest, refuse_unknown, shorten
 from longread.cli.threads import bound_spinning
 from longread.cli.version import version
@@ -23,6 +23,7 @@ COMMANDS = {
     "plan": plan,
     "fixture": fixture,
     "bench": bench,
+    "ingest": ingest,
     "store": store,
     "trace": trace,
 }

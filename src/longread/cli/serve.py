@@ -42,7 +42,7 @@ def add_parser(commands: "_SubParsersAction[Parser]", name: str) -> None:
     add_memory_flags(engine)
     add_serving_flags(engine)
     _add_http(parser)
-    _add_chat(parser)
+    add_chat_flags(parser)
     parser.set_defaults(run=run, parser=parser)
 
 
@@ -82,7 +82,7 @@ def _add_http(parser: Parser) -> None:
     )
 
 
-def _add_chat(parser: Parser) -> None:
+def add_chat_flags(parser: Parser) -> None:
     group = parser.add_argument_group("chat")
     group.add_argument(
         "--chat-encoding", choices=ENCODINGS, default="auto", help="prompt format; auto: by the checkpoint"

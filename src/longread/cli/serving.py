@@ -13,6 +13,7 @@ from pathlib import Path
 from longread.cli.checkpoint import origin, spec_of
 from longread.cli.describe import config_lines, memory_line, ready_line
 from longread.cli.version import version
+from longread.kv.shelf import LateShelf
 from longread.plan.machine import probe_machine
 from longread.plan.resolve import resolve
 from longread.server.app import create_app
@@ -64,11 +65,14 @@ def serve_checkpoint(
         return (driver.engine_info, driver.stats) if driver.state == "ready" else None
 
     metrics = ServerMetrics(names[0], read)
+    shelf = LateShelf(Path(options.store)) if options.store is not None else None
     driver = EngineDriver(
-        lambda: _load(path, spec, resolved, stopping), max_num_queued_reqs=http.max_num_queued_reqs, observer=metrics
+        lambda: _load(path, spec, resolved, stopping, shelf),
+        max_num_queued_reqs=http.max_num_queued_reqs,
+        observer=metrics,
     )
     spans = spans_from_environment()
-    state = ServerState(driver, metrics, tokenizer, encoding, http, names, version(), defaults, spans)
+    state = ServerState(driver, metrics, tokenizer, encoding, http, names, version(), defaults, spans, shelf)
 
     def on_ready(info: EngineInfo) -> None:
         _say(memory_line(resolved.memory, info))
@@ -102,8 +106,10 @@ def checked_defaults(given: Mapping[str, object], encoding: ChatEncoding) -> Cha
         raise ConfigError(f"--default-chat-template-kwargs: {error}") from error
 
 
-def _load(path: Path, spec: ModelSpec, resolved: ResolvedConfig, stopping: threading.Event) -> Engine:
-    """On the engine thread. A stop during loading ends it at the next tensor."""
+def _load(
+    path: Path, spec: ModelSpec, resolved: ResolvedConfig, stopping: threading.Event, shelf: LateShelf | None
+) -> Engine:
+    """On the engine thread. A stop during loading ends it at the next tensor. The shelf gets the engine's store."""
     from longread.engine.load import load_resolved  # loads torch: not before the port is open
     from longread.weights.progress import loading_bar
 
@@ -114,7 +120,10 @@ def _load(path: Path, spec: ModelSpec, resolved: ResolvedConfig, stopping: threa
                 raise LoadInterruptedError("stopped while the model was loading")
             report(done, total)
 
-        return load_resolved(path, spec, resolved, progress)
+        engine = load_resolved(path, spec, resolved, progress)
+    if shelf is not None:
+        shelf.attach(engine.store)
+    return engine
 
 
 def _say(*lines: str) -> None:
