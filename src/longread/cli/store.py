@@ -114,11 +114,11 @@ def ls(args: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
     table = Table("document", "name", "model", "tokens", "stored", "last used", "")
     for each in documents:
         marks = ", ".join(
-            mark for mark, on in (("pinned", each["pinned"]), ("not all of it is here", not each["whole"])) if on
+            mark for mark, on in (("pinned", each["pinned"]), ("incomplete", not each["whole"])) if on
         )
         row = (each["id"], _plain(each["name"]), each["model"], f"{each['tokens']:,}", _size(each["bytes"]))
         table.add_row(*(str(text) for text in row), _when(each["used"]), marks)
