@@ -1,8 +1,10 @@
-"""A StateStore that models contents: each row and ring holds a digest of exactly the token prefix it was computed from.
+"""A StateStore and RecordStore that models contents: each row and ring holds a digest of exactly the token prefix that
+it was computed from.
 
 Torch-free. ``expected_*`` say what must be there for a token sequence, so a wrong hit shows as a differing digest.
 """
 
+from array import array
 from collections.abc import Sequence
 
 from longread.spec.state import PAGE_TOKENS, StateGroup
@@ -36,6 +38,8 @@ class Contents:
         self.slots = [GARBAGE] * num_slots
         self.saved = [GARBAGE] * num_snapshots
         self.fail: str | None = None
+        self.page_bytes = 8 * sum(PAGE_TOKENS // grain for grain in self.grains)
+        self.ring_bytes = 8 if self.rings else 0
 
     def _enter(self, name: str) -> None:
         if self.fail == name:
@@ -60,6 +64,25 @@ class Contents:
     def copy_slot(self, source: int, target: int) -> None:
         self._enter("copy_slot")
         self.slots[target] = self.slots[source]
+
+    def read_page(self, page: int, into: memoryview, tokens: int) -> None:
+        """As a record: eight bytes a row, zeros behind ``tokens``."""
+        rows: list[int] = []
+        for grain, values in zip(self.grains, self.pages[page], strict=True):
+            valid = tokens // grain
+            rows += values[:valid] + [0] * (len(values) - valid)
+        into[:] = array("q", rows).tobytes()
+
+    def write_page(self, page: int, data: memoryview) -> None:
+        rows = data.cast("q").tolist()
+        for grain, values in zip(self.grains, self.pages[page], strict=True):
+            values[:], rows = rows[: PAGE_TOKENS // grain], rows[PAGE_TOKENS // grain :]
+
+    def read_ring(self, snapshot: int, into: memoryview) -> None:
+        into[:] = array("q", [self.saved[snapshot]]).tobytes()
+
+    def write_ring(self, snapshot: int, data: memoryview) -> None:
+        self.saved[snapshot] = data.cast("q")[0]
 
     def compute(self, pages: Sequence[int], slot: int, tokens: Sequence[int], start: int) -> None:
         """What a forward pass over tokens[start:] writes: the rows whose window closes, and the ring."""

@@ -261,8 +261,8 @@ class KVCache:
         elif length and not self.index.extends(parent, encode(tokens)):
             self._add(key, parent, encode(tokens), lease.pages[whole])
         if self.tiers is not None and not rolling:
-            # Without rings a longer sibling stands for this point, and has landed itself.
-            self.tiers.landed(lease, self.index.get(key) or parent)
+            # Without rings a longer sibling may stand for this point.
+            self.tiers.landed(lease, self.index.get(key) or self.index.covering(parent, encode(tokens)) or parent)
         return True
 
     def _publish_snapshot(self, lease: Lease, key: bytes, parent: Entry, run: bytes, rolling: bool) -> bool:

@@ -13,6 +13,7 @@ from longread.kv.transfer import Tier, Transfer
 from longread.spec.reuse import Excerpt, MissReason, Reuse
 from longread.spec.state import PAGE_TOKENS
 
+FAR = 4  # times as much known text lost as new text, and as many pages: then the missing snapshot is the reason
 EXCERPT_BEFORE = 24  # tokens of common text shown before a difference
 EXCERPT_AFTER = 24
 
@@ -73,11 +74,13 @@ def _reason(
         return "corrupt record", at, f"{what}; it was dropped and computed again", None
     extent = _extent(cache, tiers, chain)
     known = max(extent.known, cached)
-    if known - cached > total - known:
-        return _short_landing(cache, chain, cached, known)
     whole = extent.start // PAGE_TOKENS
-    apart = extent.start + len(extent.beside) // 4 > extent.known
-    if known >= WAIT_GAIN and known == extent.known and apart:
+    apart = known == extent.known and extent.start + len(extent.beside) // 4 > known >= WAIT_GAIN
+    lost, new = known - cached, total - known
+    # Behind a difference a short way back to the last snapshot is what the policy allows for, not the reason.
+    if lost > (max(FAR * new, FAR * PAGE_TOKENS) if apart else new):
+        return _short_landing(cache, chain, cached, known)
+    if apart:
         note = f"the text differs from what was read before at token {known}"
         return "differs", known, note + _distance(cached, known), _excerpt(chain, extent)
     if known == extent.known and cache.evicted.after(chain, whole):

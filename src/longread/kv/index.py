@@ -101,8 +101,13 @@ class PrefixIndex:
 
     def extends(self, parent: Entry, run: bytes) -> bool:
         """Whether a child of ``parent`` is ``run`` or begins with it."""
+        return self.covering(parent, run) is not None
+
+    def covering(self, parent: Entry, run: bytes) -> Entry | None:
+        """The first child of ``parent`` that is ``run`` or begins with it."""
         at = bisect_left(parent.children, run, key=_run)
-        return at < len(parent.children) and parent.children[at].run.startswith(run)
+        found = at < len(parent.children) and parent.children[at].run.startswith(run)
+        return parent.children[at] if found else None
 
     def prefixes(self, parent: Entry, run: bytes) -> Iterator[Entry]:
         """Children of ``parent`` whose run is a proper prefix of ``run``, longest first."""

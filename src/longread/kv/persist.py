@@ -27,12 +27,16 @@ LOOKUPS = 512  # pages asked for between two steps
 
 @dataclass(slots=True, eq=False)
 class _Landing:
-    """``keys``: full pages from number ``first`` on; ``at``: the landing point itself. ``next``: how far it is."""
+    """``keys``: full pages from number ``first`` on; ``at``: the landing point itself, ``run`` after ``parent``.
+    ``next``: how far it is.
+    """
 
     lease: Lease
     first: int
     keys: list[bytes]
     at: bytes
+    parent: bytes
+    run: bytes
     next: int = 0
 
 
@@ -74,7 +78,9 @@ class Persister:
             self.skipped += 1
             return
         first = min(lease.stored, whole)
-        self._landings.append(_Landing(lease, first, lease.hashes[first:whole], entry.key))
+        assert entry.parent is not None
+        keys = lease.hashes[first:whole]
+        self._landings.append(_Landing(lease, first, keys, entry.key, entry.parent.key, entry.run))
         lease.stored = whole
 
     def advanced(self, lease: Lease, start: int) -> None:
@@ -132,16 +138,26 @@ class Persister:
         return write, True
 
     def _add_landing(self, write: Write, landing: _Landing) -> None:
-        entry = self._cache.index.get(landing.at)
+        entry = self._landing_entry(landing)
         if entry is None or (self._cache.has_rings and entry.snapshot is None):
             self.skipped += 1
             return
-        if not entry.full and not self._has("tail", entry.key):
-            self._add_page(write, "tail", entry)
+        kind: Kind = "page" if entry.full else "tail"
+        if entry.key not in landing.keys[-1:] and not self._has(kind, entry.key):
+            self._add_page(write, kind, entry)
         if entry.snapshot is not None and not self._has("ring", entry.key):
             payload = bytearray(self._records.ring_bytes)
             self._records.read_ring(entry.snapshot, memoryview(payload))
             self._add(write, "ring", entry, b"", payload)
+
+    def _landing_entry(self, landing: _Landing) -> Entry | None:
+        """The entry that was published, or what has taken its place: without rings a longer run serves as well."""
+        index = self._cache.index
+        entry = index.get(landing.at)
+        if entry is None and not self._cache.has_rings:
+            parent = index.root if landing.parent == index.root.key else index.get(landing.parent)
+            entry = index.covering(parent, landing.run) if parent is not None else None
+        return entry
 
     def _add_page(self, write: Write, kind: Kind, entry: Entry) -> None:
         payload = bytearray(self._records.page_bytes)

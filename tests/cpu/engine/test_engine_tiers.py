@@ -1,0 +1,270 @@
+"""The engine over its tiers: loads disturb nobody, whatever the store does; what is reused is exact, and explained."""
+
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from memory_disk import MemoryDisk
+from toy_model import MLA_GROUPS, RING_GROUPS, ToyModel, toy_engine
+
+from longread.engine.engine import LocalEngine
+from longread.spec.engine import FinishEvent, GenerationRequest, SamplingParams, TokenEvent
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+BOTH = pytest.mark.parametrize("groups", [MLA_GROUPS, RING_GROUPS], ids=["mla", "rings"])
+
+
+def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
+    draw = random.Random(seed)
+    return tuple(draw.randrange(2, 97) for _ in range(length))
+
+
+def submit(engine: LocalEngine, name: str, tokens: tuple[int, ...]) -> None:
+    engine.submit(GenerationRequest(name, tokens, GREEDY))
+
+
+def drain(engine: LocalEngine) -> tuple[dict[str, list[int]], dict[str, FinishEvent]]:
+    tokens: dict[str, list[int]] = {}
+    ends: dict[str, FinishEvent] = {}
+    while engine.has_work():
+        for event in engine.step():
+            if isinstance(event, TokenEvent):
+                tokens.setdefault(event.request_id, []).append(event.token_id)
+            else:
+                ends[event.request_id] = event
+    return tokens, ends
+
+
+def ask(engine: LocalEngine, tokens: tuple[int, ...], name: str = "r") -> tuple[list[int], FinishEvent]:
+    submit(engine, name, tokens)
+    out, ends = drain(engine)
+    return out.get(name, []), ends[name]
+
+
+@contextmanager
+def stored(groups, tokens: tuple[int, ...], **options) -> Iterator[tuple[LocalEngine, MemoryDisk, list[int]]]:
+    """A fresh engine over a disk on which another one has left ``tokens``; and what that one answered."""
+    first = toy_engine(groups, disk=MemoryDisk(), **options)
+    answer, _ = ask(first, tokens)
+    assert first.flush(10)
+    disk = MemoryDisk(records=first._tiers.disk.records)
+    first.close()
+    engine = toy_engine(groups, disk=disk, **options)
+    try:
+        yield engine, disk, answer
+    finally:
+        disk.gate.set()
+        engine.close()
+        assert not engine._cache.loads
+        engine._cache.check()
+
+
+@BOTH
+@pytest.mark.parametrize("suffix", [0, 1, 300], ids=lambda n: f"suffix-{n}")
+@pytest.mark.parametrize("length", [300, 768, 1500])
+def test_a_new_process_answers_the_same_from_the_disk(groups, length: int, suffix: int) -> None:
+    tokens = prompt(length)
+    with stored(groups, tokens) as (engine, _, _):
+        cold, _ = ask(toy_engine(groups), tokens + prompt(suffix, 7))
+        warm, end = ask(engine, tokens + prompt(suffix, 7))
+        assert warm == cold
+        assert end.reuse is not None and end.reuse.disk_tokens == end.cached_tokens > length - 600
+        assert end.reuse.recomputed_tokens == length + suffix - end.cached_tokens
+        assert (
+            end.reuse.reason == "complete" if not suffix else end.reuse.reason in ("complete", "differs", "never seen")
+        )
+        again, end = ask(engine, tokens + prompt(suffix, 7), "again")
+        assert again == cold and end.reuse.device_tokens == end.cached_tokens
+        parts = end.times.parts()
+        assert sum(parts.values()) == pytest.approx(end.times.first_token - end.times.arrived)
+        assert all(value >= 0 for value in parts.values())
+
+
+@BOTH
+def test_a_load_blocks_nobody_and_keeps_its_place(groups) -> None:
+    tokens = prompt(1500)
+    with stored(groups, tokens, max_num_seqs=2) as (engine, disk, answer):
+        disk.gate.clear()
+        submit(engine, "loads", tokens)
+        submit(engine, "short", prompt(40, 1))
+        submit(engine, "later", prompt(50, 2))
+        ended: list[str] = []
+        while len(ended) < 2:  # both pass through the one other slot
+            ended += [event.request_id for event in engine.step() if isinstance(event, FinishEvent)]
+            engine._cache.check()
+        assert ended == ["short", "later"]
+        stats = engine.stats()
+        assert (stats.num_requests_loading, stats.num_requests_waiting, stats.num_requests_running) == (1, 1, 0)
+        disk.gate.set()
+        out, ends = drain(engine)
+        assert out["loads"] == answer and ends["loads"].reuse.disk_tokens > 1000
+        assert ends["loads"].times.load_disk > 0
+
+
+@BOTH
+def test_the_same_document_is_loaded_once_for_two_requests(groups) -> None:
+    tokens = prompt(1500)
+    with stored(groups, tokens) as (engine, disk, answer):
+        disk.gate.clear()
+        submit(engine, "a", tokens)
+        submit(engine, "b", tokens)
+        engine.step()
+        disk.gate.set()
+        out, _ = drain(engine)
+        assert out == {"a": answer, "b": answer}
+        assert disk.reads <= 8
+
+
+@BOTH
+def test_cancelled_while_it_loads(groups) -> None:
+    tokens = prompt(1500)
+    with stored(groups, tokens) as (engine, disk, answer):
+        disk.gate.clear()
+        submit(engine, "gone", tokens)
+        engine.step()
+        engine.cancel("gone")
+        (end,) = engine.step()
+        assert end.reason == "cancelled" and end.reuse is None
+        disk.gate.set()
+        drain(engine)
+        assert ask(engine, tokens)[0] == answer
+
+
+@BOTH
+def test_closed_while_it_loads(groups) -> None:
+    with stored(groups, prompt(1500)) as (engine, disk, _):
+        disk.gate.clear()
+        submit(engine, "r", prompt(1500))
+        engine.step()
+        threading.Timer(0.05, disk.gate.set).start()
+        engine.close()
+        engine.close()
+        assert disk.closed and not engine._cache.loads
+        engine._cache.check()
+
+
+@BOTH
+@pytest.mark.parametrize("kind", ["page", "tail", "ring"])
+def test_a_damaged_record_costs_what_it_held(groups, kind: str) -> None:
+    tokens = prompt(1500)
+    with stored(groups, tokens) as (engine, disk, answer):
+        bad = [ref for ref in disk.records if ref[0] == kind]
+        if kind == "page":
+            bad = bad[3:4]
+        disk.damaged |= set(bad)
+        warm, end = ask(engine, tokens)
+        assert warm == answer
+        if not bad:
+            return
+        assert end.reuse.reason == "corrupt record" and end.reuse.at is not None
+        assert end.reuse.recomputed_tokens > 1 and engine.stats().store_corrupt_records
+        assert engine.flush(10)
+        healed = toy_engine(groups, disk=MemoryDisk(records=disk.records))
+        warm, end = ask(healed, tokens)
+        assert warm == answer and end.reuse.reason == "complete" and end.reuse.disk_tokens >= 1499
+        healed.close()
+
+
+@BOTH
+@pytest.mark.parametrize("what", ["known", "children", "read", "write", "touch", "other_roots"])
+def test_a_store_that_fails_costs_nothing_but_itself(groups, what: str) -> None:
+    tokens = prompt(1500)
+    with stored(groups, tokens) as (engine, disk, answer):
+        disk.fail.add(what)
+        assert ask(engine, tokens)[0] == answer
+        assert ask(engine, prompt(700, 9), "other")[1].reason == "length"
+        assert engine.stats().store_errors or what in ("children", "other_roots", "read")
+
+
+@BOTH
+def test_what_is_evicted_comes_back_from_the_host(groups) -> None:
+    first, second = prompt(1000, 1), prompt(1000, 2)
+    engine = toy_engine(groups, num_pages=6, num_snapshots=4, host_cache_size=200_000)
+    answer, _ = ask(engine, first)
+    ask(engine, second, "second")
+    warm, end = ask(engine, first, "again")
+    assert warm == answer and end.reuse.host_tokens > 400 and end.times.load_host > 0
+    stats = engine.stats()
+    assert stats.host_cache_used_bytes and stats.reused_host_tokens == end.reuse.host_tokens
+    engine.close()
+
+
+@BOTH
+def test_without_room_below_the_miss_says_evicted(groups) -> None:
+    engine = toy_engine(groups, num_pages=6, num_snapshots=4)
+    ask(engine, prompt(1000, 1))
+    ask(engine, prompt(1000, 2), "second")
+    _, end = ask(engine, prompt(1000, 1), "again")
+    assert end.reuse.reason == "evicted"
+    assert dict(engine.stats().misses) == {"never seen": 2, "evicted": 1}
+
+
+@BOTH
+def test_a_difference_is_shown_with_both_texts(groups) -> None:
+    engine = toy_engine(groups)
+    base = prompt(1000)
+    ask(engine, base)
+    other = (*base[:700], base[700] % 90 + 3, *base[701:])
+    _, end = ask(engine, other, "other")
+    reuse = end.reuse
+    assert (reuse.reason, reuse.at) == ("differs", 700) and reuse.excerpt is not None
+    shown = slice(reuse.excerpt.start, reuse.excerpt.start + len(reuse.excerpt.asked))
+    assert reuse.excerpt.asked == other[shown]
+    assert reuse.excerpt.known == base[reuse.excerpt.start : reuse.excerpt.start + len(reuse.excerpt.known)]
+    assert ask(engine, prompt(600, 5), "new")[1].reuse.reason == "never seen"
+
+
+def test_the_first_token_brings_times_and_reuse_and_only_the_first() -> None:
+    engine = toy_engine(RING_GROUPS)
+    submit(engine, "r", prompt(600))
+    events = [event for _ in range(20) for event in engine.step()]
+    firsts = [event.first for event in events if isinstance(event, TokenEvent)]
+    assert firsts[0] is not None and not any(firsts[1:])
+    assert firsts[0].reuse.prompt_tokens == 600 and firsts[0].times.prefill_tokens == 600
+    assert firsts[0].times.prefill_chunks >= 2 and firsts[0].times.finished == 0.0
+
+
+@BOTH
+def test_a_session_uses_and_fills_the_store(groups) -> None:
+    tokens = prompt(1500)
+    with stored(groups, tokens) as (engine, _, _):
+        with engine.session() as session:
+            assert session.sync(tokens) == 1
+            warm = session.logits
+        cold = toy_engine(groups).session()
+        cold.sync(tokens)
+        assert cold.logits.equal(warm)
+
+
+@BOTH
+def test_random_traffic_over_small_pools_answers_as_alone(groups) -> None:
+    """Preemption, eviction, loads and sessions all at once; every answer is the one of an engine of its own."""
+    draw = random.Random(5)
+    disk = MemoryDisk()
+    engine = toy_engine(groups, num_pages=12, max_num_seqs=3, num_snapshots=6, host_cache_size=60_000, disk=disk)
+    books = [prompt(900, i) for i in range(4)]
+    asked: dict[str, tuple[int, ...]] = {}
+    tokens: dict[str, list[int]] = {}
+    for step in range(150):
+        if draw.random() < 0.3 and len(asked) < 40:
+            book = books[draw.randrange(4)]
+            asked[f"r{step}"] = book[: draw.choice([250, 600, 900])] + prompt(draw.choice([0, 1, 30]), step)
+            submit(engine, f"r{step}", asked[f"r{step}"])
+        if draw.random() < 0.05:
+            with engine.session() as session:
+                session.sync(books[draw.randrange(4)])
+        for event in engine.step():
+            if isinstance(event, TokenEvent):
+                tokens.setdefault(event.request_id, []).append(event.token_id)
+        engine._cache.check()
+        engine._tiers.check()
+    more, _ = drain(engine)
+    for name, rest in more.items():
+        tokens.setdefault(name, []).extend(rest)
+    alone = toy_engine(groups, model=ToyModel(groups))
+    for name, wanted in asked.items():
+        assert tokens[name] == ask(alone, wanted, name)[0], name
+    assert engine.stats().reused_host_tokens + engine.stats().reused_disk_tokens > 0
+    engine.close()
