@@ -53,7 +53,8 @@ class Persister:
         self._interval = interval
         self._landings: deque[_Landing] = deque()
         self._queued: set[tuple[Kind, bytes]] = set()
-        self._origin: dict[Write, _Landing] = {}  # of writes in flight
+        self._sent = 0  # writes in flight
+        self._origin: dict[Write, _Landing] = {}
 
     @property
     def pending(self) -> bool:
@@ -67,7 +68,7 @@ class Persister:
     @property
     def idle(self) -> bool:
         """Whether everything is written."""
-        return not self._landings and not self._origin
+        return not self._landings and not self._sent
 
     def landed(self, lease: Lease, entry: Entry) -> None:
         """A landing point was published. Below one page it is computed faster than it is worth a write."""
@@ -89,7 +90,7 @@ class Persister:
             self.landed(lease, self._cache.index.entries[lease.hashes[-1]])
 
     def touch(self, keys: Sequence[bytes]) -> None:
-        self._threads.write(Write([], 0, tuple(keys)))
+        self._send(Write([], 0, tuple(keys)))
 
     def work(self) -> None:
         """Take back what was written, and copy the next portion unless the queue is full."""
@@ -104,7 +105,7 @@ class Persister:
             if write.records:
                 self._origin[write] = landing
                 self._queued.update((record.kind, record.key) for record in write.records)
-                self._threads.write(write)
+                self._send(write)
             budget -= max(write.size, PORTION_BYTES // 16)
             if not ended:
                 return
@@ -183,9 +184,14 @@ class Persister:
             self._threads.note_error("a look-up", error)
             return set()
 
+    def _send(self, write: Write) -> None:
+        self._sent += 1
+        self._threads.write(write)
+
     def _drain(self) -> None:
         while self._threads.finished:
             write = self._threads.finished.popleft()
+            self._sent -= 1
             self._threads.queued_bytes -= write.size
             self.written_bytes += write.written
             landing = self._origin.pop(write, None)

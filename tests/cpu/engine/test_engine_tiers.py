@@ -175,6 +175,7 @@ def test_a_store_that_fails_costs_nothing_but_itself(groups, what: str) -> None:
         disk.fail.add(what)
         assert ask(engine, tokens)[0] == answer
         assert ask(engine, prompt(700, 9), "other")[1].reason == "length"
+        assert engine.flush(10)
         assert engine.stats().store_errors or what in ("children", "other_roots", "read")
 
 
