@@ -51,9 +51,10 @@ class Reader:
         engine = load_engine(EngineOptions(model=str(folder or path), dtype="float32", **options))
         return cls(spec, engine, tokenizer, encoding)
 
-    def prompt(self, text: str) -> tuple[int, ...]:
-        """Ids of one user turn, thinking off."""
-        conversation = Conversation((Turn("user", (text,)),), thinking=False, effort=None)
+    def prompt(self, *texts: str) -> tuple[int, ...]:
+        """Ids of a conversation, thinking off: the user's turn, or user's and assistant's in turn."""
+        turns = tuple(Turn("assistant" if i % 2 else "user", (text,)) for i, text in enumerate(texts))
+        conversation = Conversation(turns, thinking=False, effort=None)
         return tuple(self.tokenizer.encode_prompt(self.encoding.render(conversation).pieces))
 
     def answers(self, prompts: Sequence[tuple[int, ...]], max_tokens: int = MAX_TOKENS) -> list[Said]:

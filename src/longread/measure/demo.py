@@ -215,7 +215,7 @@ def _examine(reader: Reader, exam: Exam, max_tokens: int, console: Console) -> R
     warm: dict[Inquiry, Asked] = {}
     pairs, peaks, planned = [], [], None
     for number, (first, second) in enumerate(order := list(rounds(exam.inquiries)), 1):
-        doing = f"round {number} of {len(order)}: a fresh server reads the text, then answers from its cache"
+        doing = f"round {number} of {len(order)}: a fresh server (the very first one compiles kernels) reads the text"
         with console.status(doing), serving(reader.path, room) as server:
             server.ask(FIRST_WORDS, 1, reader.template(False))
             cold[first] = _ask(server, reader, exam, first, max_tokens)
@@ -264,7 +264,8 @@ def told(pair: Pair, text: str, number: str = "") -> list[Text]:
             line.append(" when cold" if answer is cold.answer else " when warm")
         lines.append(line)
     lines.append(Text(f"   {'cold':10}first token after {cold.ttft:.2f} s: {_read(cold)}"))
-    lines.append(Text(f"   {'warm':10}first token after {warm.ttft * 1000:.0f} ms: {_read(warm)}"))
+    cached = f"{warm.cached_tokens:,} from the cache"
+    lines.append(Text(f"   {'warm':10}first token after {warm.ttft * 1000:.0f} ms: {_read(warm)}, {cached}"))
     return lines
 
 
@@ -283,8 +284,7 @@ def _judged(answer: str, inquiry: Inquiry, text: str) -> Text:
 
 
 def _read(asked: Asked) -> str:
-    new = asked.prompt_tokens - asked.cached_tokens
-    return f"{new:,} tokens read" + (f", {asked.cached_tokens:,} from the cache" if asked.cached_tokens else "")
+    return f"{asked.prompt_tokens - asked.cached_tokens:,} tokens read"
 
 
 def _quoted(text: str) -> str:

@@ -30,6 +30,18 @@ def test_every_kind_of_question_is_answered_in_both_languages(reader: Reader) ->
     assert len(asked) - len(wrong) >= 30, "\n".join(wrong)
 
 
+def test_a_conversation_goes_on_about_the_same_document(reader: Reader) -> None:
+    document = examination(50, 80, "zh", "contract")
+    said: list[str] = []
+    for question in each_kind(document, 4):
+        turn = question.text if said else f"{document.text}\n{question.text}"
+        before = len(reader.prompt(*said)) if said else 0
+        (answer,) = reader.answers([reader.prompt(*said, turn)])
+        assert answer.text == question.answer
+        assert answer.end.cached_tokens >= before - 8, "what was said is not read again"
+        said += [turn, answer.text]
+
+
 @pytest.mark.parametrize(("name", "language"), [("reader-v4", "en"), ("reader-v3", "zh")])
 def test_cold_warm_and_chunked_answers_are_the_same_tokens(name: str, language: str) -> None:
     document = examination(9, 80, language, "contract")
