@@ -10,11 +10,11 @@ from longread.spec.errors import StoreFullError
 
 
 class MemoryShelf:
-    """``full``: adding fails, as on a full disk. ``broken``: nothing works."""
+    """``full``: adding fails, as on a full disk. ``broken``: nothing works. ``damaged``: texts are gone."""
 
     def __init__(self, root: bytes = b"", model: str = "fake float32"):
         self.root, self.model = root, model
-        self.full = self.broken = False
+        self.full = self.broken = self.damaged = False
         self.threads: set[str] = set()
         self._kept: dict[str, tuple[Document, str]] = {}
 
@@ -31,7 +31,7 @@ class MemoryShelf:
     def text(self, document_id: str) -> str | None:
         self._enter()
         found = self._kept.get(document_id)
-        return found[1] if found is not None else None
+        return found[1] if found is not None and not self.damaged else None
 
     def add(self, text: str, *, name: str, tokens: Sequence[int], pinned: bool) -> Document:
         self._enter()

@@ -3,7 +3,9 @@
 Knows how a document's fields are the store's. Must not know how the store keeps them, nor who asks.
 """
 
+import threading
 from array import array
+from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +13,8 @@ from longread.kv.disk.store import DiskStore
 from longread.kv.records import DocumentInfo
 from longread.spec.documents import Document, document_id, landing_key
 from longread.spec.errors import StoreError
+
+KEPT_CHARACTERS = 32 * 2**20  # of the texts that were asked for lately: unpacking one takes as long as encoding it
 
 
 class DiskShelf:
@@ -24,14 +28,38 @@ class DiskShelf:
             raise StoreError(f"{store.path}: the store was opened without a model, so no document can be entered")
         self._store = store
         self._root = store.layout.root
+        self._texts: OrderedDict[str, str] = OrderedDict()
+        self._lock = threading.Lock()
 
     def get(self, document_id: str) -> Document | None:
         found = self._store.document(document_id, content=False, any_model=True)
         return _shown(found) if found is not None else None
 
     def text(self, document_id: str) -> str | None:
-        found = self._store.document(document_id, any_model=True)
-        return found.text if found is not None else None
+        if self._store.document(document_id, content=False, any_model=True) is None:
+            return None
+        with self._lock:
+            text = self._texts.get(document_id)
+        if text is None:  # an id stands for one text for ever, so what is kept is right as long as there is a document
+            found = self._store.document(document_id, any_model=True)
+            text = found.text if found is not None else None
+        if text is not None:
+            self._keep(document_id, text)
+        return text
+
+    def _keep(self, document_id: str, text: str) -> None:
+        with self._lock:
+            self._texts[document_id] = text
+            self._texts.move_to_end(document_id)
+            while len(self._texts) > 1 and sum(map(len, self._texts.values())) > KEPT_CHARACTERS:
+                self._texts.popitem(last=False)
+
+    def holds(self, tokens: Sequence[int]) -> bool:
+        """Whether all of a prefix is on the disk, so that it can be landed on behind its last token."""
+        layout = self._store.layout
+        assert layout is not None
+        key = landing_key(self._root, tokens)
+        return self._store.document_state(DocumentInfo("", "", "", 0, 0, key, root=layout.root)).whole
 
     def add(self, text: str, *, name: str, tokens: Sequence[int], pinned: bool) -> Document:
         key = landing_key(self._root, tokens)

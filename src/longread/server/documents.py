@@ -15,7 +15,7 @@ from starlette.responses import Response
 from longread.server.body import with_body
 from longread.server.errors import json_response
 from longread.server.named import not_found, shelf_of
-from longread.server.prompts import encode_pieces
+from longread.server.prompts import pieces_bytes, prompt_of
 from longread.server.reading import Reading, store_failed
 from longread.server.state import ServerState, state_of
 from longread.server.streaming import while_connected
@@ -39,6 +39,7 @@ async def create(request: Request) -> Response:
     shelf = shelf_of(state)
     made, _ = await with_body(request, state.bodies, state.options.max_body_bytes, lambda body: prepare(state, body))
     reading, wait = made
+    await _ask(lambda: shelf.get(reading.id))  # a store that fails is found before the reading, not behind it
     reading = await state.readings.begin(reading, shelf)
     if not wait:
         return json_response(reading_json(reading, state.model_names[0]), status=202)
@@ -55,11 +56,11 @@ def prepare(state: ServerState, body: bytes) -> tuple[Reading, bool]:
     state.check_model(fields.model)
     pieces = document_pieces(fields.text, state.encoding, state.template_defaults)
     try:
-        ids = encode_pieces(state, pieces)
+        prompt = prompt_of(state, pieces_bytes(state, pieces))
     except ContextLengthError as error:
         raise ContextLengthError(error.message, "text") from None
-    key = document_id(landing_key(state.driver.engine_info.cache_root, ids))
-    reading = Reading(key, fields.name or key, fields.text, ids, bool(fields.pinned))
+    key = document_id(landing_key(state.driver.engine_info.cache_root, prompt.ids))
+    reading = Reading(key, fields.name or key, fields.text, prompt.ids, prompt.hashed, bool(fields.pinned))
     return reading, fields.wait is not False
 
 
@@ -131,6 +132,8 @@ def reading_json(reading: Reading, model: str) -> Json:
         "created": int(reading.created),
         "pinned": reading.pinned,
     }
+    if reading.state == "reading" and reading.progress is not None:
+        told["tokens_read"] = reading.progress.tokens
     if reading.error is not None:
         told["error"] = {"message": reading.error.message, "code": reading.error.code}
     return told

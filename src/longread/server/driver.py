@@ -90,6 +90,14 @@ class _Live:
     dropped: str | None = None  # why later tokens are dropped: "stop" or "cancelled"
 
 
+@dataclass(slots=True, eq=False)
+class Watch:
+    """``tokens`` of a request's prompt that are computed or reused, as of the last step."""
+
+    request_id: str
+    tokens: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class _Cancel:
     request_id: str
@@ -129,6 +137,7 @@ class EngineDriver:
         self._idle.set()
         self._engine: Engine | None = None
         self._closing = False
+        self._watches: tuple[Watch, ...] = ()  # replaced whole by the loop thread, read by the engine's
         self.state: State = "loading"
         self.error: BaseException | None = None
         self.stats = EngineStats()
@@ -191,6 +200,12 @@ class EngineDriver:
             self._commands.put(request)
         self._idle.clear()
         return subscription
+
+    def watch(self, request_id: str) -> "Watch":
+        """Follow how far a submitted request's prompt is, step by step until it ends."""
+        watch = Watch(request_id)
+        self._watches = (*self._watches, watch)
+        return watch
 
     def stop(self, request_id: str) -> None:
         """The caller has what it wants (a stop string): no more tokens, then the request's FinishEvent."""
@@ -272,6 +287,8 @@ class EngineDriver:
 
     def _ended(self, event: FinishEvent, live: _Live) -> None:
         del self._live[event.request_id]
+        if self._watches:
+            self._watches = tuple(watch for watch in self._watches if watch.request_id != event.request_id)
         if not self._live:
             self._idle.set()
         if self._observer is not None:
@@ -341,6 +358,8 @@ class EngineDriver:
             if engine.has_work():
                 events = engine.step()
                 self.stats = engine.stats()
+                for watch in self._watches:
+                    watch.tokens = max(watch.tokens, engine.computed_tokens(watch.request_id))
                 if events:
                     self._post(self._deliver, events, time.monotonic())
 

@@ -139,6 +139,9 @@ class FakeEngine:
         if found is not None:
             found.cancelled = True
 
+    def computed_tokens(self, request_id: str) -> int:
+        return len(self._running[request_id].request.prompt) if request_id in self._running else 0
+
     def has_work(self) -> bool:
         return bool(self._waiting or self._running)
 

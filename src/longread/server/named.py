@@ -62,7 +62,12 @@ def texts_named(state: ServerState, fields: PromptFields) -> Mapping[str, str]:
             if text is None:
                 text = shelf_of(state).text(document_id)
             if text is None:
-                raise not_found(shelf_of(state), document_id, param)
+                raise DocumentNotFoundError(
+                    f"the text of document {document_id[:200]!r} is gone or damaged in the store: read it in again, or "
+                    "send the text",
+                    param,
+                    "document_not_found",
+                )
             found[document_id] = text
     except StoreError as error:
         logger.error("the documents of a request cannot be read: %s", error)

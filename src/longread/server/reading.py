@@ -12,11 +12,12 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Literal
 
-from longread.server.driver import EngineDriver, Subscription
+from longread.server.driver import EngineDriver, Subscription, Watch
 from longread.server.output import error_of
 from longread.spec.documents import Document, DocumentShelf
 from longread.spec.engine import FinishEvent, GenerationRequest, SamplingParams
 from longread.spec.errors import ContextLengthError, EngineFailedError, OverloadedError, RequestError, StoreError
+from longread.spec.state import HashedTokens
 
 logger = logging.getLogger("longread.server")
 
@@ -27,12 +28,13 @@ ONE_TOKEN = SamplingParams(temperature=0.0, max_tokens=1)
 
 @dataclass(slots=True, eq=False)
 class Reading:
-    """One document on its way. ``ids``: its prompt prefix. ``error`` is set where it failed."""
+    """One document on its way. ``ids``: the prompt prefix that it stands for. ``error`` is set where it failed."""
 
     id: str
     name: str
     text: str
     ids: tuple[int, ...]
+    hashed: HashedTokens | None
     pinned: bool
     created: float = field(default_factory=time.time)
     state: Literal["reading", "ready", "failed"] = "reading"
@@ -43,6 +45,7 @@ class Reading:
     size: int = field(init=False)
     task: "asyncio.Task[None] | None" = None
     subscription: Subscription | None = None
+    progress: Watch | None = None
 
     def __post_init__(self) -> None:
         self.size = len(self.text.encode())
@@ -75,7 +78,7 @@ class Readings:
         """Start it, or join the one that goes on. Raises RequestError for what the engine refuses, and OverloadedError
         where too much is being read.
         """
-        request = GenerationRequest(f"{reading.id}-{time.monotonic_ns()}", reading.ids, ONE_TOKEN)
+        request = GenerationRequest(f"{reading.id}-{time.monotonic_ns()}", reading.ids, ONE_TOKEN, reading.hashed)
         try:
             if len(reading.ids) > OFFLOAD_TOKENS:
                 await asyncio.to_thread(self._driver.validate, request)
@@ -94,6 +97,7 @@ class Readings:
                 code="too_many_documents",
             )
         reading.subscription = self._driver.submit([request])
+        reading.progress = self._driver.watch(request.request_id)
         self._failed.pop(reading.id, None)
         self._open[reading.id] = reading
         reading.task = asyncio.create_task(self._run(reading, shelf))

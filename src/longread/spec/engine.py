@@ -217,6 +217,10 @@ class Engine(Protocol):
         """End a request; its FinishEvent ("cancelled") comes with the next step. Unknown or ended ids are ignored."""
         ...
 
+    def computed_tokens(self, request_id: str) -> int:
+        """How far a request's prompt has been computed or reused; 0 for one that has not started or has ended."""
+        ...
+
     def has_work(self) -> bool:
         """Whether ``step`` would produce or prepare anything."""
         ...

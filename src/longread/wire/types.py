@@ -479,12 +479,18 @@ class TokenizeChatRequest(PromptFields):
         return tuple(self.tools or ())
 
 
+def _printable(value: str | None) -> str | None:
+    if value is not None and not value.isprintable():
+        raise ValueError(f"must hold printable characters only, got {_show(value)}")
+    return value
+
+
 class DocumentRequest(WireModel):
     """POST /v1/longread/documents. ``wait`` false: answer at once, read in the background."""
 
     model: str | None = None
     text: str
-    name: str | None = Field(default=None, min_length=1, max_length=MAX_NAME)
+    name: Annotated[str | None, AfterValidator(_printable)] = Field(default=None, min_length=1, max_length=MAX_NAME)
     pinned: bool | None = None
     wait: bool | None = None
 

@@ -192,6 +192,15 @@ def test_what_is_refused_before_the_model_is_loaded(
     assert not (tmp_path / "store").exists()
 
 
+def test_a_store_without_room_is_told(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "a.md"
+    file.write_text(LINES)
+    assert cli.main(command(model, tmp_path / "store", file, more=("--store-size", "300KiB"))) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "could not keep it: give it more room (--store-size)" in captured.err.splitlines()[-1]
+
+
 def test_a_store_is_required(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["ingest", "a.txt"]) == 2
     assert "--store" in capsys.readouterr().err

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from recordmaker import SMALL, chain_of
 
+from longread.kv import shelf as kv_shelf
 from longread.kv.disk.store import DiskStore
 from longread.kv.records import Layout
 from longread.kv.shelf import DiskShelf, LateShelf
@@ -35,6 +36,42 @@ def test_a_document_is_kept_across_processes(tmp_path):
     assert shelf.remove(document.id)
     assert not shelf.remove(document.id)
     assert (shelf.get(document.id), shelf.text(document.id), shelf.list()) == (None, None, [])
+    store.close()
+
+
+def test_a_text_that_was_asked_for_goes_with_its_document(tmp_path):
+    store, other = opened(tmp_path), opened(tmp_path)
+    shelf = DiskShelf(store)
+    document = shelf.add(TEXT, name="a", tokens=IDS, pinned=False)
+    assert shelf.text(document.id) is shelf.text(document.id)
+    other.remove(document.id)  # by another process
+    assert shelf.text(document.id) is None
+    store.close()
+    other.close()
+
+
+def test_texts_are_kept_within_bounds(tmp_path, monkeypatch):
+    monkeypatch.setattr(kv_shelf, "KEPT_CHARACTERS", 2 * len(TEXT))
+    store = opened(tmp_path)
+    shelf = DiskShelf(store)
+    ids = [shelf.add(TEXT, name="a", tokens=IDS[i:], pinned=False).id for i in range(3)]
+    first = shelf.text(ids[0])
+    assert shelf.text(ids[1]) == TEXT and shelf.text(ids[0]) is first
+    assert shelf.text(ids[2]) == TEXT and shelf.text(ids[0]) is first  # the second one went
+    assert sum(map(len, shelf._texts.values())) == 2 * len(TEXT)
+    store.close()
+
+
+def test_what_is_on_the_disk(tmp_path):
+    store = opened(tmp_path)
+    shelf, records = DiskShelf(store), chain_of(range(1000))
+    assert not shelf.holds(range(1000))
+    store.write(records[:-1])
+    assert not shelf.holds(range(1000))  # the ring is missing
+    store.write(records)
+    assert shelf.holds(range(1000))
+    assert not shelf.holds(range(999))
+    assert not shelf.holds(range(768))
     store.close()
 
 

@@ -31,7 +31,7 @@ def reset(request, shelf):
     if "server" in request.fixturenames:
         running = request.getfixturevalue("server")
         running.answers.seen.clear()
-    shelf.full = shelf.broken = False
+    shelf.full = shelf.broken = shelf.damaged = False
 
 
 def post(server: Serving, **body: object) -> httpx.Response:
@@ -129,6 +129,7 @@ def test_an_unknown_id_is_answered_with_near_ones(server):
         ({"text": 5}, "text", "string"),
         ({"text": "x", "name": ""}, "name", "at least 1"),
         ({"text": "x", "name": "n" * 201}, "name", "at most 200"),
+        ({"text": "x", "name": "a\nb"}, "name", "printable"),
         ({"text": "x", "pinned": "yes"}, "pinned", "bool"),
         ({"text": "x", "title": "t"}, "title", "Extra"),
         ({"text": "x", "model": "other"}, "model", "not served"),
@@ -181,11 +182,22 @@ def test_a_failing_store_is_told_without_paths(server, shelf, caplog):
     assert httpx.get(f"{server.url}{ROUTE}/{failed[0]['id']}").json()["status"] == "failed"
     assert post(server, text="Something new.").json()["status"] == "ready"
     shelf.broken = True
+    server.answers.seen.clear()
+    assert post(server, text="Not even begun.").json()["error"]["code"] == "store_failed"
+    assert not server.answers.seen
     for answer in (ask(server, part(key)), httpx.get(server.url + ROUTE), httpx.get(f"{server.url}{ROUTE}/{key}")):
         assert answer.status_code == 503
         assert "/secret" not in answer.text
         assert "StoreFullError" in answer.text
     assert "/secret/path" in caplog.text  # the operator's log has it
+
+
+def test_a_damaged_text_is_told(server, shelf):
+    key = post(server, text=TEXT).json()["id"]
+    shelf.damaged = True
+    answer = ask(server, part(key))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "document_not_found")
+    assert "damaged in the store: read it in again" in answer.json()["error"]["message"]
 
 
 def test_the_shelf_is_never_asked_on_the_loop(server, shelf):
@@ -217,8 +229,8 @@ class TestReading:
         answer = post(slow, text=TEXT, name="lease", wait=False)
         assert answer.status_code == 202
         key = answer.json()["id"]
-        assert answer.json()["status"] == "reading"
-        assert httpx.get(f"{slow.url}{ROUTE}/{key}").json()["status"] == "reading"
+        told = httpx.get(f"{slow.url}{ROUTE}/{key}").json()
+        assert (answer.json()["status"], told["status"], told["tokens_read"]) == ("reading", "reading", 0)
         assert [entry["status"] for entry in httpx.get(slow.url + ROUTE).json()["data"]] == ["reading"]
         post(slow, text=TEXT, name="lease 2", pinned=True, wait=False)  # joins the first
         assert slow.pending() == 1
