@@ -53,7 +53,7 @@ def write_until_killed(path: Path, seed: int, started: int) -> None:
         chain = chain_of([seed, number, *range(draw.randrange(10, 2000))])
         store.write(chain, document=named(chain) if number % 5 == 0 else None)
         os.write(started, b"w")
-        store.touch(record.key for record in chain)
+        store.touch([record.key for record in chain])
         if number % 7 == 0:
             store.gc(LIMIT // 2)
 

@@ -4,7 +4,6 @@ import shutil
 import tempfile
 from pathlib import Path
 
-import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from recordmaker import SMALL, chain_of, payload_of
@@ -123,4 +122,4 @@ def record_bytes(records: list[Record]) -> int:
     return sum(len(record.payload) + len(record.run) + 100 for record in records)
 
 
-TestDiskStoreAgainstADict = pytest.mark.timeout(120)(Walk.TestCase)
+TestDiskStoreAgainstADict = Walk.TestCase

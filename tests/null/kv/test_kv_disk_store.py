@@ -342,3 +342,30 @@ def test_a_document_need_not_have_ids(store: DiskStore) -> None:
     store.unpin("doc-novel")
     store.gc(0)
     assert store.stats().file_bytes == 0
+
+
+def test_room_for_a_page_is_not_made_of_the_pages_before_it(tmp_path: Path) -> None:
+    """A chain written in parts, its first part by now the oldest there is."""
+    store = DiskStore.open(tmp_path, SMALL, max_bytes=46_000)
+    chain = chain_of(range(3000))
+    store.write(chain[:6])
+    store.write(chain_of([1, *range(2500)]))
+    store.write(chain_of([2, *range(2500)]))
+    store.write(chain[4:])
+    assert all_there(store, chain)
+    assert store.verify().unreachable == 0
+    store.close()
+
+
+def test_only_the_ring_that_was_landed_on_counts_as_used(tmp_path: Path) -> None:
+    store = DiskStore.open(tmp_path, SMALL, max_bytes=BIG)
+    chain = chain_of(range(1100))
+    middle = ring_of(chain[1])
+    store.write([*chain[:-1], middle, chain[-1]])
+    newer = chain_of([1, *range(1100)])
+    store.write(newer)
+    store.touch([record.key for record in chain[:-1]])
+    store.gc(store.stats().live_bytes - 1)
+    assert store.get("ring", middle.key) is None
+    assert all_there(store, chain)
+    store.close()

@@ -2,8 +2,8 @@
 
 Knows rows and transactions. Must not know segment files beyond their names and lengths, nor what to evict.
 
-Reads and writes have a connection each, so that a look-up never waits for a commit. A write is one transaction. The
-record in its segment is the truth: a row that contradicts it, or itself, is a miss.
+Look-ups, scans and writes have a connection each, so that a look-up waits for neither a commit nor a long scan. A write
+is one transaction. The record in its segment is the truth: a row that contradicts it, or itself, is a miss.
 """
 
 import sqlite3
@@ -79,6 +79,7 @@ class Catalogue:
         self.read_only = read_only
         self.unsound: set[int] = set()  # rows found that cannot be what was written, to be deleted by the next write
         self._read_lock = threading.Lock()
+        self._scan_lock = threading.Lock()
         self._write_lock = threading.RLock()
         self._cache: dict[tuple[int, bytes], Row] = {}
         self._version = -1
@@ -88,12 +89,14 @@ class Catalogue:
                 self._writer = opened.enter_context(closing(_connect(path, write=True)))
                 _prepare(self._writer)
             self._reader = opened.enter_context(closing(_connect_reader(path, not read_only)))
+            self._scanner = opened.enter_context(closing(_connect_reader(path, not read_only)))
             _check_schema(self._reader, path)
             opened.pop_all()
 
     def close(self) -> None:
-        with self._write_lock, self._read_lock, translated(self.path):
+        with self._write_lock, self._scan_lock, self._read_lock, translated(self.path):
             self._reader.close()
+            self._scanner.close()
             if self._writer is not None:
                 self._writer.close()
 
@@ -108,8 +111,8 @@ class Catalogue:
 
     def query(self, sql: str, parameters: Sequence[object] = (), types: Types | None = None) -> list[tuple]:
         """All rows of a read, each value of its type (None: any). Raises StoreError; StoreDamagedError for another."""
-        with self._read_lock, translated(self.path):
-            rows = self._reader.execute(sql, parameters).fetchall()
+        with self._scan_lock, translated(self.path):
+            rows = self._scanner.execute(sql, parameters).fetchall()
         if types is not None:
             for row in rows:
                 for value, wanted in zip(row, types, strict=True):
@@ -161,10 +164,10 @@ class Catalogue:
         """All rows that make sense, in the order in which they lie on the disk; not cached."""
         after = (-1, -1)
         while True:
-            with self._read_lock, translated(self.path):
+            with self._scan_lock, translated(self.path):
                 sql = f"{_ROWS}WHERE (r.segment, r.offset) > (?, ?) AND {where} ORDER BY r.segment, r.offset LIMIT 256"
                 sql = sql.replace("SELECT r.id", "SELECT r.segment, r.id", 1)
-                found = self._reader.execute(sql, (*after, *parameters)).fetchall()
+                found = self._scanner.execute(sql, (*after, *parameters)).fetchall()
             if not found:
                 return
             after = (found[-1][0], found[-1][8])
@@ -240,8 +243,12 @@ def agrees(row: Row, head: Head, run: bytes) -> bool:
 def row_of(found: tuple) -> Row | None:
     """A row as the queries above give it; None if it contradicts itself (bits of the database have changed)."""
     number, kind, key, parent, depth, run, name, offset, size, has_ring = found
-    whole = all(isinstance(value, int) for value in (number, kind, depth, offset, size))
-    if not whole or not all(isinstance(value, bytes) for value in (key, parent, run)) or not isinstance(name, str):
+    # Spelt out, since this runs for each page of a prompt that is looked up.
+    if not (isinstance(number, int) and isinstance(kind, int) and isinstance(depth, int) and isinstance(name, str)):
+        return None
+    if not (isinstance(offset, int) and isinstance(size, int)):
+        return None
+    if not (isinstance(key, bytes) and isinstance(parent, bytes) and isinstance(run, bytes)):
         return None
     if not 0 <= kind < len(KINDS) or fault(KINDS[kind], key, parent, depth, run) is not None:
         return None

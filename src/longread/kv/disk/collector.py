@@ -7,14 +7,14 @@ copied to a new one. A segment whose writer lives is left alone; that process wi
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from longread.kv.disk import documents
 from longread.kv.disk.catalogue import Catalogue, Row, agrees, damaged, delete, enter_segments
-from longread.kv.disk.eviction import NODE_TYPES, Node, unreachable, victims
+from longread.kv.disk.eviction import NODE_TYPES, Node, leading_to, unreachable, victims
 from longread.kv.disk.segments import SUFFIX, Place, SegmentReader, SegmentWriter, is_segment_name, unwritten
 
 LIVE_AFTER_EVICTION = 0.85  # of the limit: eviction goes further than it must, so that not every write evicts
@@ -66,8 +66,11 @@ class Collector:
             self._forget_missing(gone)
         return freed
 
-    def collect(self, limit: int, room: int = 0) -> Collected:
-        """Evict and compact until all segments together leave ``room`` bytes below ``limit``, as far as it goes."""
+    def collect(self, limit: int, room: int, ends: Sequence[bytes]) -> Collected:
+        """Evict and compact until all segments together leave ``room`` bytes below ``limit``, as far as it goes.
+
+        Pinned documents stay, and so do the chains that lead to ``ends``.
+        """
         done = Collected(freed_bytes=self.tidy())
         self._drop_unreachable(done)
         goal = max(limit - room, 0)
@@ -75,7 +78,7 @@ class Collector:
             live, stuck = self._live_bytes()
             if live + stuck > goal:
                 wanted = max(min(int(limit * LIVE_AFTER_EVICTION) - room, goal) - stuck, 0)
-                if not self._evict(live - wanted, done):
+                if not self._evict(live - wanted, ends, done):
                     self._compact(goal, done)
                     break
             self._compact(goal, done)
@@ -121,8 +124,10 @@ class Collector:
                 delete(write, [node.id for node in lost])
             done.unreachable += len(lost)
 
-    def _evict(self, excess: int, done: Collected) -> bool:
-        chosen = victims(self.nodes(), documents.pinned_keys(self.catalogue), excess)
+    def _evict(self, excess: int, ends: Sequence[bytes], done: Collected) -> bool:
+        nodes = self.nodes()
+        keep = documents.pinned_keys(self.catalogue) | leading_to(nodes, ends)
+        chosen = victims(nodes, keep, excess)
         if chosen:
             with self.catalogue.transaction() as write:
                 delete(write, [node.id for node in chosen])

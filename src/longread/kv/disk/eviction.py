@@ -38,6 +38,18 @@ def unreachable(nodes: Sequence[Node]) -> list[Node]:
     return lost + [node for node in nodes if node.kind == RING and node.key not in reached]
 
 
+def leading_to(nodes: Sequence[Node], ends: Sequence[bytes]) -> set[bytes]:
+    """Keys of the chains that end there, the ends included."""
+    parents = {node.key: node.parent for node in nodes if node.kind != RING}
+    keys: set[bytes] = set()
+    for end in ends:
+        key: bytes | None = end
+        while key is not None and key not in keys:
+            keys.add(key)
+            key = parents.get(key)
+    return keys
+
+
 def victims(nodes: Sequence[Node], keep: Collection[bytes], excess: int) -> list[Node]:
     """Records to drop so that at least ``excess`` bytes come free, in that order; fewer if the rest is in ``keep``.
 

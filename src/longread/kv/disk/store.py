@@ -79,7 +79,8 @@ class DiskStore:
         self._writer = SegmentWriter(path / SEGMENTS, max(min(SEGMENT_BYTES, max_bytes // 8), 1))
         self._collector = Collector(path / SEGMENTS, self._catalogue, self._reader, self._writer)
         self._write_lock = threading.RLock()
-        self._touched: dict[bytes, int] = {}
+        self._touched: dict[tuple[bytes, bool], int] = {}  # key, and whether its ring is meant
+        self._flushed = index.now()
         self._bad: set[int] = set()  # rows whose record is not whole and that could not be deleted
         self._closed = False
 
@@ -212,18 +213,20 @@ class DiskStore:
             fresh = self._fresh(records)
             for record in fresh:
                 _check(record, layout)
-            self._make_room(sum(record_size(record) for record in fresh))
+            if not fresh and document is None:
+                return 0
+            self._make_room(sum(record_size(record) for record in fresh), _ends(records, document))
             return self._commit(fresh, layout, self._root, document)
 
-    def touch(self, keys: Iterable[bytes]) -> None:
-        """These pages (a chain, its landing point last) were used now. Kept in memory at first."""
-        if self.read_only:
+    def touch(self, keys: Sequence[bytes]) -> None:
+        """These pages (a chain, its landing point last, with its ring) were used now. Kept in memory at first."""
+        if self.read_only or not keys:
             return
         moment = index.now()
         with self._write_lock:
-            oldest = min(self._touched.values(), default=moment)
-            self._touched.update((key, moment) for key in keys)
-            if moment - oldest > TOUCH_SECONDS * 1e6:
+            self._touched.update(((key, False), moment) for key in keys)
+            self._touched[keys[-1], True] = moment
+            if moment - self._flushed > TOUCH_SECONDS * 1e6:
                 self._flush()
 
     def documents(self) -> list[DocumentInfo]:
@@ -259,7 +262,7 @@ class DiskStore:
         """Bring all segments under ``max_bytes`` (None: the store's), as far as pins and living writers allow."""
         self._require_writable()
         with self._write_lock, _system_errors(self.path), _locked(self.path / COLLECT_LOCK):
-            return self._collect(self.max_bytes if max_bytes is None else max_bytes, 0)
+            return self._collect(self.max_bytes if max_bytes is None else max_bytes, 0, [])
 
     def verify(self, progress: Progress | None = None) -> Report:
         """Read every record back. What is not whole is dropped, unless the store is open for reading only."""
@@ -314,7 +317,7 @@ class DiskStore:
             with self._write_lock, _system_errors(self.path):
                 description = read_description(source, path)
                 self._drop_unsound()
-                self._make_room(size)
+                self._make_room(size, [])
                 root = self._catalogue.root_id(description.layout)
                 records = (r for r in read_records(source, path, description) if self.get(r.kind, r.key) is None)
                 self._commit(records, description.layout, root, description.document)
@@ -331,8 +334,11 @@ class DiskStore:
         with self._write_lock, self._catalogue.transaction() as write:
             return documents.set_pinned(write, ident, self._root, pinned)
 
-    def _make_room(self, room: int) -> None:
-        """Before a write of ``room`` bytes. Raises StoreFullError if what may be evicted is not enough."""
+    def _make_room(self, room: int, ends: Sequence[bytes]) -> None:
+        """Before a write of ``room`` bytes, which may not cost the chains that lead to ``ends``.
+
+        Raises StoreFullError if what may be evicted is not enough.
+        """
         if room > self.max_bytes:
             raise StoreFullError(
                 f"{self.path}: {room:,} bytes are to be written, the store's size is {self.max_bytes:,}; give it more "
@@ -342,7 +348,7 @@ class DiskStore:
             if self._collector.file_bytes() + room <= self.max_bytes:
                 return
             with _locked(self.path / COLLECT_LOCK):
-                done = self._collect(self.max_bytes, room)
+                done = self._collect(self.max_bytes, room, ends)
             left = done.file_bytes
             if left + room <= self.max_bytes:
                 return
@@ -351,11 +357,11 @@ class DiskStore:
             f"by another process), {room:,} more do not fit; unpin or rm documents, or give more (--store-size)"
         )
 
-    def _collect(self, limit: int, room: int) -> Collected:
+    def _collect(self, limit: int, room: int, ends: Sequence[bytes]) -> Collected:
         self._drop_unsound()
         self._flush()
         self._writer.finish()  # so that its segment can be compacted too
-        done = self._collector.collect(limit, room)
+        done = self._collector.collect(limit, room, ends)
         self.corrupt += done.corrupt
         return done
 
@@ -419,14 +425,21 @@ class DiskStore:
             unsound.clear()
 
     def _flush(self) -> None:
+        self._flushed = index.now()
         if not self._touched:
             return
         with self._catalogue.transaction() as write:
             write.executemany(
-                "UPDATE records SET used = ? WHERE key = ? AND used < ?",
-                [(used, key, used) for key, used in self._touched.items()],
+                "UPDATE records SET used = ? WHERE key = ? AND (kind = 2) = ? AND used < ?",
+                [(used, key, ring, used) for (key, ring), used in self._touched.items()],
             )
         self._touched.clear()
+
+
+def _ends(records: Sequence[Record], document: DocumentInfo | None) -> list[bytes]:
+    """Where the chains end that a write depends on: what it goes on from, and what of it is there already."""
+    keys = {key: None for record in records for key in (record.key, record.parent)}
+    return [*keys, *([document.tail] if document is not None else [])]
 
 
 def _check(record: Record, layout: Layout) -> None:
