@@ -44,16 +44,20 @@ class _Rate(ProgressColumn):
 
 
 def _tenths(label: str, total: int) -> Callable[[int], None]:
-    begun, first, shown = time.monotonic(), -1, 0
+    begun = time.monotonic()
+    shown, since, base = 0, begun, -1
 
     def report(done: int) -> None:
-        nonlocal first, shown
-        first = done if first < 0 and done else first
-        tenth, spent = 10 * done // max(total, 1), time.monotonic() - begun
-        if tenth > shown and spent > PATIENCE:
-            shown = tenth
-            rate = (done - first) / spent
-            left = f", {rate:,.0f} tokens/s, {(total - done) / rate:,.0f} s left" if rate else ""
-            print(f"{label}: {done:,} of {total:,} tokens{left}", file=sys.stderr, flush=True)
+        nonlocal shown, since, base
+        now = time.monotonic()
+        if base < 0 < done:  # what was there before was not read at any speed
+            since, base = now, done
+        tenth = 10 * done // max(total, 1)
+        if tenth <= shown or now - begun < PATIENCE:
+            return
+        rate = (done - base) / (now - since) if now > since else 0.0
+        left = f", {rate:,.0f} tokens/s, {(total - done) / rate:,.0f} s left" if rate else ""
+        print(f"{label}: {done:,} of {total:,} tokens{left}", file=sys.stderr, flush=True)
+        shown, since, base = tenth, now, done
 
     return report
