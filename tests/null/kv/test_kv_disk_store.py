@@ -369,3 +369,16 @@ def test_only_the_ring_that_was_landed_on_counts_as_used(tmp_path: Path) -> None
     assert store.get("ring", middle.key) is None
     assert all_there(store, chain)
     store.close()
+
+
+def test_what_is_read_counts_as_used(tmp_path: Path) -> None:
+    store = DiskStore.open(tmp_path, SMALL, max_bytes=BIG)
+    older, newer = chain_of(range(1100)), chain_of([1, *range(1100)])
+    store.write(older)
+    store.write(newer)
+    assert read(store, older[-2]) is not None  # the tail; what leads to it is in use with it
+    store.verify()  # looks at everything, which is no use
+    store.gc(store.stats().live_bytes - 1)
+    assert store.get("tail", newer[-2].key) is None
+    assert all_there(store, older[:-1])
+    store.close()

@@ -81,6 +81,7 @@ class DiskStore:
         self._write_lock = threading.RLock()
         self._touched: dict[tuple[bytes, bool], int] = {}  # key, and whether its ring is meant
         self._flushed = index.now()
+        self._touch_lock = threading.Lock()
         self._bad: set[int] = set()  # rows whose record is not whole and that could not be deleted
         self._closed = False
 
@@ -182,9 +183,14 @@ class DiskStore:
         """Read a record's payload into ``into``, which has exactly its size.
 
         False: it is not there, or not whole; then it has been dropped and counted in ``corrupt``. What ``into`` holds
-        after False is undefined. Raises StoreError when the index cannot be asked.
+        after False is undefined. Raises StoreError when the index cannot be asked. Counts as a use of this record.
         """
-        return self.inspect(kind, key, into) == "whole"
+        if self.inspect(kind, key, into) != "whole":
+            return False
+        if not self.read_only:
+            with self._touch_lock:
+                self._touched[key, kind == "ring"] = index.now()
+        return True
 
     def inspect(self, kind: Kind, key: bytes, into: memoryview) -> Verdict:
         """``read``, which also tells a record that is not there from one that was not whole."""
@@ -223,10 +229,11 @@ class DiskStore:
         if self.read_only or not keys:
             return
         moment = index.now()
-        with self._write_lock:
+        with self._touch_lock:
             self._touched.update(((key, False), moment) for key in keys)
             self._touched[keys[-1], True] = moment
-            if moment - self._flushed > TOUCH_SECONDS * 1e6:
+        if moment - self._flushed > TOUCH_SECONDS * 1e6:
+            with self._write_lock:
                 self._flush()
 
     def documents(self) -> list[DocumentInfo]:
@@ -426,14 +433,15 @@ class DiskStore:
 
     def _flush(self) -> None:
         self._flushed = index.now()
-        if not self._touched:
+        with self._touch_lock:
+            touched, self._touched = self._touched, {}
+        if not touched:
             return
         with self._catalogue.transaction() as write:
             write.executemany(
                 "UPDATE records SET used = ? WHERE key = ? AND (kind = 2) = ? AND used < ?",
-                [(used, key, ring, used) for (key, ring), used in self._touched.items()],
+                [(used, key, ring, used) for (key, ring), used in touched.items()],
             )
-        self._touched.clear()
 
 
 def _ends(records: Sequence[Record], document: DocumentInfo | None) -> list[bytes]:
