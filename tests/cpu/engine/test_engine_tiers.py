@@ -269,3 +269,30 @@ def test_random_traffic_over_small_pools_answers_as_alone(groups) -> None:
         assert tokens[name] == ask(alone, wanted, name)[0], name
     assert engine.stats().reused_host_tokens + engine.stats().reused_disk_tokens > 0
     engine.close()
+
+
+@BOTH
+def test_portions_that_wait_for_a_slow_disk_lose_nothing(groups, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One record a portion, and a queue of two: the disk's copy is whole all the same, in the order of the chain."""
+    monkeypatch.setattr("longread.kv.persist.PORTION_BYTES", 1)
+    monkeypatch.setattr("longread.kv.persist.QUEUE_BYTES", 10_000)
+    tokens = prompt(1500)
+    with stored(groups, tokens) as (engine, disk, answer):
+        assert not disk.writes
+        warm, end = ask(engine, tokens)
+        assert warm == answer and end.reuse.reason == "complete" and end.reuse.disk_tokens >= 1499
+
+
+def test_too_many_landing_points_are_skipped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("longread.kv.persist.QUEUE_LANDINGS", 1)
+    engine = toy_engine(RING_GROUPS, disk=MemoryDisk(), max_num_batched_tokens=2048)
+    engine._tiers.work = lambda: None  # the engine never finds the time
+    ask_all = [prompt(700, i) for i in range(2)]
+    for i, tokens in enumerate(ask_all):
+        submit(engine, f"r{i}", tokens)
+    for _ in range(12):
+        engine.step()
+    assert engine.stats().store_skipped_writes > 0
+    del engine._tiers.work
+    drain(engine)
+    engine.close()

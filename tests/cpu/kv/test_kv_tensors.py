@@ -139,3 +139,42 @@ def test_the_cache_drives_it(groups):
         else:
             assert torch.equal(view[:, lease.pages], view[:, pages])
     cache.check()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_records_are_what_was_stored_and_touch_nothing_else(dtype: torch.dtype):
+    source = StateTensors(GROUPS, num_pages=3, num_slots=2, num_snapshots=2, dtype=dtype)
+    target = StateTensors(GROUPS, num_pages=4, num_slots=2, num_snapshots=3, dtype=dtype)
+    for tensors in (source, target):
+        for view in tensors.views.values():
+            view.copy_(torch.randn(view.shape))
+    source.save_snapshot(1, 0)
+    page, ring = (memoryview(bytearray(b"x" * size)) for size in (source.page_bytes, source.ring_bytes))
+    assert source.page_bytes == sum(group.bytes_per_page(dtype.itemsize) for group in GROUPS)
+    before = {name: view.clone() for name, view in target.views.items()}
+    source.read_page(2, page, 256)
+    target.write_page(3, page)
+    source.read_ring(0, ring)
+    target.write_ring(2, ring)
+    target.load_snapshot(2, 0)
+    for name, view in target.views.items():
+        rows = name in ("csa", "hca")
+        to, other, origin = (3, slice(0, 3), source.views[name][:, 2]) if rows else (0, 1, source.views[name][:, 1])
+        assert torch.equal(view[:, to], origin)
+        assert torch.equal(view[:, other], before[name][:, other])
+
+
+def test_a_tail_ends_with_zeros_whatever_lies_behind_it():
+    tensors = StateTensors(GROUPS, num_pages=2, num_slots=1, num_snapshots=1, dtype=torch.float32)
+    records = []
+    for garbage in (1.0, float("nan")):
+        for view in tensors.views.values():
+            view.fill_(garbage)
+        tensors.views["csa"][:, 0, :32] = 7.0  # 130 tokens close 32 windows of 4 and one of 128
+        tensors.views["hca"][:, 0, :1] = 8.0
+        records.append(bytearray(tensors.page_bytes))
+        tensors.read_page(0, memoryview(records[-1]), 130)
+    assert records[0] == records[1]
+    tensors.write_page(1, memoryview(records[0]))
+    assert torch.equal(tensors.views["csa"][:, 1, :32], tensors.views["csa"][:, 0, :32])
+    assert not tensors.views["csa"][:, 1, 32:].any() and not tensors.views["hca"][:, 1, 1:].any()
