@@ -23,7 +23,7 @@ LIMITS = (
 
 NEXT = """\
 Next (in a clone: . .venv/bin/activate):
-   longread demo FILE --question TEXT    # about a text of yours
+   longread demo FILE --question TEXT       # about a text of yours
    longread serve {name}                 # for any OpenAI client
    longread plan {name}                  # what it is and what it takes here"""
 
