@@ -4,7 +4,7 @@
 """
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from longread.kv.records import CONTENT_ROOT, Kind, Known, Layout, Record, chain_key
 from longread.spec.errors import StoreError
@@ -76,7 +76,7 @@ class MemoryDisk:
         self.writes.append([(each.kind, each.key) for each in fresh])
         return sum(len(each.payload) for each in fresh)
 
-    def touch(self, keys: Iterable[bytes]) -> None:
+    def touch(self, keys: Sequence[bytes]) -> None:
         self._enter("touch")
         self.touched.extend(keys)
 

@@ -19,9 +19,10 @@ MEMORY_FLAGS = (
     "max_num_batched_tokens",
     "kv_cache_memory_bytes",
     "num_gpu_blocks_override",
+    "host_cache_size",
     "dtype",
 )
-SERVING_FLAGS = ("seed", "enable_prefix_caching", "snapshot_interval", "store", "store_size", "host_cache_size")
+SERVING_FLAGS = ("seed", "enable_prefix_caching", "snapshot_interval", "store", "store_size")
 
 
 def add_memory_flags(group: "_ActionsContainer") -> None:
@@ -32,6 +33,9 @@ def add_memory_flags(group: "_ActionsContainer") -> None:
         "--max-num-batched-tokens", metavar="N", help="tokens of one step, the prefill chunk; default: chosen"
     )
     group.add_argument("--kv-cache-memory-bytes", metavar="SIZE", help="memory of the KV cache; default: chosen")
+    group.add_argument(
+        "--host-cache-size", metavar="SIZE", help="main memory for what is evicted from the KV cache; default: 0"
+    )
     group.add_argument("--num-gpu-blocks-override", metavar="N", help="exactly so many pages of 256 tokens")
     group.add_argument(
         "--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help="type of weights and cache"
@@ -51,9 +55,6 @@ def add_serving_flags(group: "_ActionsContainer") -> None:
         "--snapshot-interval", metavar="N", default="32K", help="tokens between saved ring states of a long prompt"
     )
     add_store_flags(group)
-    group.add_argument(
-        "--host-cache-size", metavar="SIZE", help="main memory for what is evicted from the KV cache; default: 0"
-    )
 
 
 def add_store_flags(group: "_ActionsContainer", required: bool = False) -> None:

@@ -106,6 +106,8 @@ def memory_lines(resolved: ResolvedConfig) -> list[str]:
         "workspace (at most)": plan.workspace,
         "logits (at most)": plan.logits,
         "program": plan.runtime,
+        **({"host cache": plan.host_cache} if plan.host_cache else {}),
+        **({"store's buffers": plan.store_buffers} if plan.store_buffers else {}),
         "total": plan.total,
     }
     return [*config_lines(resolved), *(f"  {name:<20} {value / 2**20:>14,.1f} MiB" for name, value in parts.items())]

@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from longread.kv.host import RING_SHARE, HostArena
+from longread.kv.persist import QUEUE_BYTES
 from longread.plan.machine import Machine
-from longread.plan.memory import memory_plan
+from longread.plan.memory import HOST_RING_SHARE, STORE_QUEUE_BYTES, host_cache_bytes, memory_plan
 from longread.plan.resolve import resolve
 from longread.spec.config import EngineOptions
 from longread.spec.config_json import spec_from_config
@@ -18,6 +20,7 @@ from longread.spec.releases import release
 from longread.spec.state import PAGE_TOKENS, pages_for
 
 GIB = 2**30
+NOWHERE = memoryview(bytearray(2**22))
 LAPTOP = Machine(total_bytes=32 * GIB, available_bytes=24 * GIB, limited_by="the machine")
 TINY_V2 = spec_from_config(
     V2_LITE
@@ -200,3 +203,28 @@ def test_a_resolved_configuration_fits_and_is_consistent(
     assert length in (None, config.max_model_len)
     if blocks is None and kv_bytes is not None:
         assert config.memory.kv_cache <= kv_bytes
+
+
+def test_tiers_are_planned_and_refused_where_they_make_no_sense() -> None:
+    options = EngineOptions(model="/models/tiny", host_cache_size=GIB, store="/data/store")
+    config = resolve(options, TINY_V4, LAPTOP)
+    assert (config.store, config.store_size, config.host_cache_size) == ("/data/store", 20 * GIB, GIB)
+    assert "store_size" in {choice.option for choice in config.choices}
+    without = resolve(EngineOptions(model="/models/tiny"), TINY_V4, LAPTOP)
+    assert 0.99 * GIB < config.memory.host_cache <= GIB and config.memory.store_buffers > 256 * 2**20
+    assert (without.memory.host_cache, without.memory.store_buffers, without.store_size) == (0, 0, 0)
+    assert config.memory.allocated == without.memory.allocated + config.memory.host_cache
+    for wrong, says in [
+        ({"enable_prefix_caching": False}, "needs the prefix cache"),
+        ({"store": None, "store_size": GIB}, "without a store"),
+        ({"host_cache_size": 64 * GIB}, "are available"),
+    ]:
+        with pytest.raises(ConfigError, match=says):
+            resolve(replace(options, **wrong), TINY_V4, LAPTOP)
+
+
+@given(size=st.integers(0, 2**22), page=st.integers(1, 2**16), slot=st.integers(0, 2**16))
+def test_the_host_cache_is_as_large_as_planned(size: int, page: int, slot: int) -> None:
+    arena = HostArena(page, slot, size, lambda count: NOWHERE[:count])
+    assert arena.nbytes == host_cache_bytes(page, slot, size)
+    assert (STORE_QUEUE_BYTES, HOST_RING_SHARE) == (QUEUE_BYTES, RING_SHARE)
