@@ -1,5 +1,6 @@
 """The disk store: what was written comes back, or does not come at all."""
 
+import os
 import random
 import sqlite3
 import threading
@@ -10,9 +11,11 @@ from pathlib import Path
 import pytest
 from recordmaker import ROOT, SMALL, chain_of, payload_of, record_of, ring_of
 
+from longread.kv.disk import segments
 from longread.kv.disk.store import DiskStore
+from longread.kv.disk.transfer import write_file
 from longread.kv.records import CONTENT_ROOT, DocumentInfo, Layout, Record, chain_key
-from longread.spec.errors import StoreError, StoreFullError, StoreReadOnlyError, StoreVersionError
+from longread.spec.errors import DocumentFileError, StoreError, StoreFullError, StoreReadOnlyError, StoreVersionError
 
 BIG = 2**30
 OTHER = Layout(bytes(range(16, 32)), "other", "bfloat16", page_bytes=300, ring_bytes=0)
@@ -74,6 +77,12 @@ def test_it_survives_closing_and_is_seen_by_others(tmp_path: Path) -> None:
     second.write(more)
     assert all_there(first, more)
     assert len(first.children(ROOT)) == 2
+    second.gc(0)
+    assert first.get("page", more[0].key) is None
+    assert first.known("page", [more[0].key]) == {}
+    assert not any(read(first, record) for record in more)
+    assert first.corrupt == 0
+    first.write(records + more)
     first.close()
     first.close()
     second.close()
@@ -255,6 +264,45 @@ def test_a_damaged_document_file_changes_nothing(store: DiskStore, tmp_path: Pat
     target.import_(file)
     assert all_there(target, records)
     target.close()
+
+
+def test_a_document_file_that_is_whole_but_of_other_text_is_refused(store: DiskStore, tmp_path: Path) -> None:
+    records = chain_of(range(600), rings=False)
+    other = chain_of([1, *range(599)])
+    wrong = [
+        (named(records, tail=records[0].key), records),
+        (named(records, token_ids=named(other).token_ids), records),
+        (named(records), records[:-1]),
+        (named(records), [records[1], records[0], records[2]]),
+        (named(records), [records[0], ring_of(records[1]), *records[1:]]),
+        (named(other), [*other, *records]),
+    ]
+    for number, (info, some) in enumerate(wrong):
+        write_file(tmp_path / str(number), SMALL, info, len(some), iter(some))
+        with pytest.raises(DocumentFileError):
+            store.import_(tmp_path / str(number))
+    write_file(tmp_path / "right", SMALL, named(records), len(records), iter(records))
+    store.import_(tmp_path / "right")
+    write_file(tmp_path / "model", OTHER, named(records), len(records), iter(records))
+    with pytest.raises(DocumentFileError, match="another model"):
+        store.import_(tmp_path / "model")
+
+
+def test_few_files_stay_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "OPEN_FILES", 3)
+    store = DiskStore.open(tmp_path, SMALL, max_bytes=400_000)
+    store._writer.segment_bytes = 2000
+    records = chain_of(range(20_000))
+    for record in records:
+        store.write([record])
+    assert len(list((tmp_path / "segments").iterdir())) > 70
+    assert all_there(store, records)
+    open_segments = [
+        each for each in Path("/proc/self/fd").iterdir() if str(tmp_path / "segments") in os.path.realpath(each)
+    ]
+    assert len(open_segments) <= 3 + 1  # and the one that is written to
+    store.close()
+    assert not [each for each in Path("/proc/self/fd").iterdir() if str(tmp_path) in os.path.realpath(each)]
 
 
 def test_foreign_folders_and_versions_are_refused(tmp_path: Path) -> None:
