@@ -5,6 +5,7 @@ requests are preempted for it, never the other way round. It belongs to the engi
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -157,7 +158,8 @@ class Session:
         self._reset()
         chain = self._cache.chain(tokens)
         if self._core.tiers is not None:
-            self._core.tiers.promote(chain)
+            with suppress(CapacityError):  # no pages for a load beside what runs: what is missing is computed
+                self._core.tiers.promote(chain)
         lease = self._timeline.lease = self._take(lambda: self._cache.open(chain))
         try:
             self._reserve(lease, total)

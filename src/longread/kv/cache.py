@@ -196,6 +196,7 @@ class KVCache:
         lease.cached_tokens = landing.tokens
         lease.tokens = list(chain.ids[: landing.tokens])
         lease.hashes = [entry.key for entry in landing.whole]
+        lease.copied = landing.partial.key if landing.partial is not None else b""
         return lease
 
     def count_lookup(self, lease: Lease) -> None:

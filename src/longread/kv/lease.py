@@ -91,7 +91,8 @@ class Lease:
     ``tokens``: all whose state has been computed, reused ones included. ``pages``: what they and the reserved
     positions lie on; read it fresh each step. ``cached_tokens``: how many were reused when it was opened. ``closed``:
     it must not be used again. ``hashes``: identity of each full page. ``rolling``: where its rolling snapshot is.
-    ``stored``: how many of its full pages have been handed to the disk or found there.
+    ``stored``: how many of its full pages have been handed to the disk or found there. ``copied``: key of the entry
+    whose partial page it began with, b"" for none.
     """
 
     slot: int
@@ -103,6 +104,7 @@ class Lease:
     hashes: list[bytes] = field(default_factory=list)
     rolling: Entry | None = None
     stored: int = 0
+    copied: bytes = b""
 
     @property
     def position(self) -> int:

@@ -218,9 +218,10 @@ class Tiers:
                 return
 
     def used(self, lease: Lease) -> None:
-        """Tell the disk what a sequence reuses, so that it is not collected as unused."""
-        if self._persister is not None and lease.hashes:
-            self._persister.touch(lease.hashes)
+        """Tell the disk what a sequence that was just opened reuses, so that it is not collected as unused."""
+        keys = [*lease.hashes, lease.copied] if lease.copied else lease.hashes
+        if self._persister is not None and keys:
+            self._persister.touch(keys)
 
     def flush(self, seconds: float) -> bool:
         """Write everything that is due. False: not done in time."""

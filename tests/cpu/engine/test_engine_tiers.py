@@ -240,6 +240,42 @@ def test_a_session_uses_and_fills_the_store(groups) -> None:
 
 
 @BOTH
+def test_a_session_without_room_for_a_load_preempts_and_computes(groups) -> None:
+    tokens = prompt(1500)
+    with stored(groups, tokens, num_pages=8) as (engine, _, _):
+        submit(engine, "busy", prompt(900, 3))
+        engine.step()
+        with engine.session() as session:
+            session.sync(tokens)
+            cold = toy_engine(groups).session()
+            cold.sync(tokens)
+            assert session.logits.equal(cold.logits)
+        assert drain(engine)[1]["busy"].reason == "length"
+
+
+@BOTH
+def test_running_out_of_pages_beside_a_load_fails_nobody(groups) -> None:
+    """The load has all pages but two; the only running sequence needs a third, gives its own up and comes back."""
+    tokens, long = prompt(1500), SamplingParams(temperature=0.0, max_tokens=300, ignore_eos=True)
+    with stored(groups, tokens, num_pages=8) as (engine, disk, answer):
+        alone = toy_engine(groups)
+        alone.submit(GenerationRequest("runs", prompt(250, 3), long))
+        expected = drain(alone)[0]["runs"]
+        disk.gate.clear()
+        engine.submit(GenerationRequest("runs", prompt(250, 3), long))
+        out = [event.token_id for event in engine.step()]
+        submit(engine, "loads", tokens)
+        while not engine.stats().num_preemptions:
+            out += [event.token_id for event in engine.step()]
+            engine._cache.check()
+        assert 250 < len(out) < 300 and engine.stats().num_requests_loading == 1
+        disk.gate.set()
+        more, ends = drain(engine)
+        assert out + more["runs"] == expected and more["loads"] == answer
+        assert {end.reason for end in ends.values()} == {"length"}
+
+
+@BOTH
 def test_random_traffic_over_small_pools_answers_as_alone(groups) -> None:
     """Preemption, eviction, loads and sessions all at once; every answer is the one of an engine of its own."""
     draw = random.Random(5)
