@@ -430,3 +430,18 @@ def test_what_is_read_counts_as_used(tmp_path: Path) -> None:
     assert store.get("tail", newer[-2].key) is None
     assert all_there(store, older[:-1])
     store.close()
+
+
+def test_a_segment_deleted_while_it_is_read_is_closed_afterwards(store: DiskStore) -> None:
+    records = chain_of(range(300))
+    store.write(records)
+    [path] = (store.path / "segments").iterdir()
+    reader = store._reader
+    with reader._file(path.name) as file:
+        reader.forget(path.name)
+        assert os.fstat(file).st_size > 0
+        with reader._file(path.name) as again:
+            assert again != file
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(file)
+    assert all_there(store, records)
