@@ -16,6 +16,7 @@ from torch import Tensor
 from longread.cli.checkpoint import locate
 from longread.engine.engine import LocalEngine
 from longread.engine.load import load_engine
+from longread.kv.shelf import DiskShelf
 from longread.spec.config import EngineOptions
 from longread.spec.engine import FinishEvent, GenerationRequest, SamplingParams, TokenEvent
 from longread.spec.state import pages_for
@@ -198,6 +199,26 @@ def test_after_a_kill_the_store_serves_the_same_bits(model: Path, tmp_path: Path
     assert computed == 1
     assert close(got[0], device[0])  # another number of threads may round differently
     assert_same(look(two, document)[1], got)
+    two.close()
+
+
+def test_an_exported_document_is_the_same_bits_on_another_store(model: Path, tmp_path: Path) -> None:
+    """Asked a question: an exported file has the document's end to land on, not the points inside it."""
+    document, question = text(700), text(40, 7)
+    one = load(model, tmp_path / "one")
+    look(one, document)
+    assert one.flush(30) and one.store is not None
+    entered = DiskShelf(one.store).add("text", name="a", tokens=document, pinned=False)
+    one.store.export(entered.id, tmp_path / "file")
+    computed, device = look(one, document + question)
+    assert computed == len(question)
+    one.close()
+    two = load(model, tmp_path / "two")
+    assert two.store is not None
+    two.store.import_(tmp_path / "file")
+    computed, got = look(two, document + question)
+    assert computed == len(question)
+    assert_same(got, device)
     two.close()
 
 
