@@ -117,9 +117,7 @@ def ls(args: argparse.Namespace) -> int:
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
     table = Table("document", "name", "model", "tokens", "stored", "last used", "")
     for each in documents:
-        marks = ", ".join(
-            mark for mark, on in (("pinned", each["pinned"]), ("incomplete", not each["whole"])) if on
-        )
+        marks = ", ".join(mark for mark, on in (("pinned", each["pinned"]), ("incomplete", not each["whole"])) if on)
         row = (each["id"], _plain(each["name"]), each["model"], f"{each['tokens']:,}", _size(each["bytes"]))
         table.add_row(*(str(text) for text in row), _when(each["used"]), marks)
     if documents:
