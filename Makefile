@@ -12,8 +12,9 @@ demo: .venv/run
 serve: .venv/run
 	$(BIN)/longread serve $(CHECKPOINT) $(ARGS)
 
+# Small tensors gain nothing from threads, and threads that wait for each other spin: one thread a process, a few processes.
 test: .venv/dev
-	$(BIN)/python -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal $(ARGS)
 
 check: .venv/dev
 	$(BIN)/ruff format --check $(SOURCES)
