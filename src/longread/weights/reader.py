@@ -15,7 +15,6 @@ NaN and infinity are refused in every scale and in every loaded tensor up to ``C
 hyper-connections, small projections). Larger matrices are not searched: that would read the whole file once more.
 """
 
-import hashlib
 import json
 import logging
 import os
@@ -25,6 +24,7 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
+import xxhash
 from torch import Tensor
 
 from longread.kernels.quant import ref as quant
@@ -48,6 +48,8 @@ from longread.weights.safetensors import INDEX_NAME, MAX_HEADER_BYTES, TORCH_DTY
 
 Progress = Callable[[int, int], None]  # (bytes read, bytes to read)
 CHECKED_BYTES = 4 << 20
+FINGERPRINT_BLOCK = 8 << 20
+LONG_READ = 4 << 30  # reading so much takes seconds, which is told
 MAX_FILE_NAME = 255  # bytes, of every usual file system
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 _PLAIN = ("bfloat16", "float16", "float32")
@@ -205,33 +207,28 @@ class Checkpoint:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Identity of the weights: 32 hex digits over name, type, shape and sampled bytes of every tensor.
+        """Identity of the weights: 32 hex digits (xxh3-128) over name, type, shape and every byte of every tensor.
 
-        Tensors up to 64 KiB are hashed whole, larger ones at four places of 64 bytes, so that a fine-tune of any
-        matrix shows; a change of a few numbers of a large matrix may not. Independent of sharding, path and
-        ``config.json``. It tells models apart; it is no proof against forgery.
+        What was computed with other weights must never be reused, so nothing is sampled: a checkpoint is read once
+        more, or for the first time, since loading reads it too. Independent of sharding, path and ``config.json``. It
+        tells models apart; it is no proof against forgery.
         """
-        digest = hashlib.sha256(b"longread weights 1\0")
+        total = sum(entry.nbytes for entry in self.tensors.values())
+        if total >= LONG_READ:
+            _log.info("reading %.0f GB of weights once for their identity, which the cache goes by", total / 1e9)
+        digest = xxhash.xxh3_128(b"longread weights 2\0")
         files = {name: os.open(shard.path, os.O_RDONLY) for name, shard in self._shards.items()}
         try:
             for name in sorted(self.tensors):
                 entry = self.tensors[name]
                 digest.update(json.dumps([name, entry.dtype, entry.shape]).encode())
-                for start, size in _samples(entry):
+                for start in range(entry.start, entry.start + entry.nbytes, FINGERPRINT_BLOCK):
+                    size = min(FINGERPRINT_BLOCK, entry.start + entry.nbytes - start)
                     digest.update(os.pread(files[entry.file], size, start))
         finally:
             for descriptor in files.values():
                 os.close(descriptor)
-        return digest.hexdigest()[:32]
-
-
-def _samples(entry: StoredTensor) -> Iterator[tuple[int, int]]:
-    """(offset, length) of the bytes that stand for a tensor."""
-    if entry.nbytes <= 64 << 10:
-        yield entry.start, entry.nbytes
-        return
-    for place in range(4):
-        yield entry.start + (entry.nbytes - 64) * place // 3, 64
+        return digest.hexdigest()
 
 
 def _allowed(entry: TensorSpec) -> tuple[str, ...]:

@@ -204,6 +204,20 @@ def test_fingerprint_follows_the_weights_only(tmp_path):
         seen.add(fingerprint)
 
 
+@pytest.mark.parametrize("share", [0.013, 0.37, 0.5, 0.991])
+def test_one_changed_bit_anywhere_is_another_fingerprint(tmp_path, share):
+    config = tiny_config("v4-flash", quantised=True, **SMALL)
+    write_checkpoint(tmp_path, config, random_weights(spec_from_config(config)))
+    before = Checkpoint.open(tmp_path).fingerprint
+    largest = max(Checkpoint.open(tmp_path).tensors.values(), key=lambda t: t.nbytes)
+    with (tmp_path / "model.safetensors").open("r+b") as file:
+        file.seek(largest.start + int(largest.nbytes * share))
+        byte = file.read(1)[0]
+        file.seek(-1, 1)
+        file.write(bytes([byte ^ 1]))
+    assert Checkpoint.open(tmp_path).fingerprint != before
+
+
 def test_stored_rotary_buffers_are_skipped(tmp_path):
     from checkpoints import rebuild, unpack
 
