@@ -6,6 +6,7 @@ times opening it and looking up a chain. Raw and store runs alternate; figures a
 Prints one JSON line.
 """
 
+import argparse
 import hashlib
 import json
 import os
@@ -175,8 +176,13 @@ def _check(right: bool) -> None:
 
 
 def main() -> None:
-    folder = Path(sys.argv[1]) / "longread-store-benchmark"
-    kib, mib, count = (int(text) for text in [*sys.argv[2:], *("1024", "1024", "100000")[len(sys.argv) - 2 :]])
+    parser = argparse.ArgumentParser(description="The disk store against the raw disk, in the same run.")
+    parser.add_argument("folder", type=Path, metavar="DIR", help="where the disk is that is measured")
+    parser.add_argument("kib", type=int, nargs="?", default=1024, metavar="RECORD_KIB")
+    parser.add_argument("mib", type=int, nargs="?", default=1024, metavar="TOTAL_MIB")
+    parser.add_argument("count", type=int, nargs="?", default=100_000, metavar="PAGES")
+    args = parser.parse_args()
+    folder, kib, mib, count = args.folder / "longread-store-benchmark", args.kib, args.mib, args.count
     folder.mkdir()
     try:
         figures = {"record_kib": kib, "total_mib": mib, "GB/s": throughput(folder, kib * 1024, mib * 2**20)}

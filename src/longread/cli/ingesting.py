@@ -130,7 +130,7 @@ def _read(
         raise EngineFailedError(f"{source.path}: the engine failed: {ended.error}")
     if not engine.flush(FLUSH_SECONDS):
         raise StoreError(f"{source.path}: was read, but not all of it could be written within {FLUSH_SECONDS:g} s")
-    if len(source.ids) >= PAGE_TOKENS and not shelf.holds(source.ids):  # shorter ones are not worth a record
+    if not shelf.holds(source.ids):
         raise StoreError(
             f"{source.path}: was read, but the store could not keep it: give it more room (--store-size), or unpin or "
             "remove documents (longread store ls)"

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from longread.measure.calls import Source
 
+LIST_WIDTH = 1000  # room for any row; none is padded to it
 URL = "http://127.0.0.1:8000"
 
 
@@ -62,7 +63,8 @@ def run(args: argparse.Namespace) -> int:
 
     from longread.measure import trace
 
-    console = Console(highlight=False)
+    # The list is as wide as its rows are, wherever it goes to: what is asked for next is an id, and whole.
+    console = Console(highlight=False, width=None if isinstance(told, dict) else LIST_WIDTH)
     if isinstance(told, dict):
         trace.draw(told, console)
     elif told:

@@ -30,7 +30,8 @@ class Admission:
         self.transfers.append(transfer)
         self.loaded = transfer.ended
         wall, measured = transfer.ended - since, sum(transfer.seconds.values())
-        disk = wall * transfer.seconds.get("disk", 0.0) / measured if measured else wall
+        # Rounding may put the share above the whole; the host's would be negative.
+        disk = min(wall, wall * transfer.seconds.get("disk", 0.0) / measured) if measured else wall
         self.load_disk += disk
         self.load_host += wall - disk
 

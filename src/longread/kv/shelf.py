@@ -55,11 +55,13 @@ class DiskShelf:
                 self._texts.popitem(last=False)
 
     def holds(self, tokens: Sequence[int]) -> bool:
-        """Whether all of a prefix is on the disk, so that it can be landed on behind its last token."""
+        """Whether all of a prefix is on the disk, so that it can be landed on behind its last token, or it is too short
+        to be worth a record.
+        """
         layout = self._store.layout
         assert layout is not None
         key = landing_key(self._root, tokens)
-        return self._store.document_state(DocumentInfo("", "", "", 0, 0, key, root=layout.root)).whole
+        return self._store.document_state(DocumentInfo("", "", "", len(tokens), 0, key, root=layout.root)).whole
 
     def add(self, text: str, *, name: str, tokens: Sequence[int], pinned: bool) -> Document:
         key = landing_key(self._root, tokens)

@@ -27,6 +27,21 @@ ADVICE = {
     "caching off": "The server runs without prefix caching.",
 }
 
+NEARLY_ALL = 0.9  # of a prompt's tokens
+
+
+def advice(reuse: Mapping[str, Any]) -> str:
+    """What the reason means for this call: text that is new at the end is no miss that anything can be done about."""
+    at, total = reuse["at"], reuse["prompt_tokens"]
+    if reuse["reason"] != "never seen" or not at:
+        return ADVICE.get(reuse["reason"], "")
+    if total - reuse["recomputed_tokens"] >= NEARLY_ALL * total:
+        return f"Nearly all of it was reused: what follows token {at:,} is new, and new text is always computed."
+    return (
+        f"The prompt begins like one that was read before; what follows token {at:,} was not read before, or the "
+        "server has forgotten that it was."
+    )
+
 
 def draw(record: Mapping[str, Any], console: Console) -> None:
     """The explanation of one record, from ``calls.Source.one``."""
@@ -36,7 +51,7 @@ def draw(record: Mapping[str, Any], console: Console) -> None:
     if reuse is None:
         console.print(Text("The request was never admitted, or has not been yet."))
         return
-    console.print(Text(ADVICE.get(reuse["reason"], "")))
+    console.print(Text(advice(reuse)))
     found = record.get("difference")
     if found is None:
         return

@@ -115,4 +115,5 @@ def _engine_parts(handed_over: float, times: RequestTimes) -> Parts:
 
 
 def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds * 1000, 3)
+    """A difference of sums can be a rounding error below zero: 0.0 is added so that it does not show as -0.0."""
+    return None if seconds is None else round(seconds * 1000, 3) + 0.0

@@ -1,5 +1,6 @@
 """The schedule: budget, fairness, admission, preemption. No model: computing is committing."""
 
+import math
 import random
 
 import pytest
@@ -9,8 +10,11 @@ from hypothesis import strategies as st
 from longread.engine import scheduler as scheduling
 from longread.engine.batch import gather
 from longread.engine.scheduler import Schedule, Scheduler, split_budget
-from longread.engine.sequence import Timeline
+from longread.engine.sequence import Admission, Timeline
 from longread.kv.cache import KVCache
+from longread.kv.chain import TokenChain
+from longread.kv.lease import Load
+from longread.kv.transfer import Transfer
 from longread.spec.state import PAGE_TOKENS, StateGroup
 
 ROWS = StateGroup("latent", "rows", (0,), 1)
@@ -239,3 +243,13 @@ def test_gather_lays_segments_end_to_end_and_samples_complete_ones() -> None:
     assert batch.sampling == (short,)
     assert batch.token_ids[batch.logit_rows[0]] == 7
     assert book.computed == 0
+
+
+def test_the_hosts_share_of_a_load_from_disk_is_never_below_zero() -> None:
+    draw, load = random.Random(3), Load(TokenChain([1], bytes(16)), 0)
+    for _ in range(500):
+        admission, disk, host = Admission(), draw.random(), draw.choice([0.0, 1e-17])
+        transfer = Transfer(load, [], None, 0, seconds={"disk": disk, "host": host}, ended=5 + draw.random())
+        admission.add(transfer, 5.0)
+        assert math.copysign(1.0, admission.load_host) == 1.0
+        assert admission.load_host + admission.load_disk == pytest.approx(transfer.ended - 5.0)

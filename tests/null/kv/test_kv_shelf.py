@@ -139,3 +139,21 @@ def test_a_late_shelf(tmp_path):
     with pytest.raises(StoreError, match="not open"):
         shelf.list()
     store.close()
+
+
+@pytest.mark.parametrize("layout", [SMALL, OTHER])
+def test_a_document_below_a_page_is_whole_without_records(tmp_path, layout):
+    store = opened(tmp_path / "store", layout)
+    shelf, file = DiskShelf(store), tmp_path / "short.lrd"
+    short, long = (shelf.add(TEXT, name="x", tokens=range(count), pinned=False).id for count in (255, 256))
+    assert shelf.holds(range(255)) and not shelf.holds(range(256))
+    whole = {info.id: store.document_state(info).whole for info in store.documents()}
+    assert whole == {short: True, long: False}
+    assert store.verify().broken_documents == [long]
+    store.remove(long)
+    assert store.verify().sound
+    store.export(short, file)
+    store.close()
+    other = opened(tmp_path / "other", layout)
+    assert other.import_(file).id == short and DiskShelf(other).text(short) == TEXT
+    other.close()

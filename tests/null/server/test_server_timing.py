@@ -99,6 +99,13 @@ def test_the_parts_add_up_to_the_first_byte_whatever_the_engine_tells() -> None:
     assert unsent.parts["first_byte"] is None
 
 
+def test_a_rounding_error_below_zero_is_not_shown() -> None:
+    clock = Clock()
+    clock.mark("check")
+    told = timing(clock, replace(TIMES, load_host=-1e-17))
+    assert str(told.json()["parts_ms"]["load_host"]) == "0.0" and "load_host;dur=0.0," in told.header()
+
+
 def test_what_has_not_come_yet_is_missing_and_not_zero() -> None:
     clock = Clock()
     clock.mark("receive")

@@ -6,11 +6,12 @@ Look-ups, scans and writes have a connection each, so that a look-up waits for n
 is one transaction. The record in its segment is the truth: a row that contradicts it, or itself, is a miss.
 """
 
+import os
 import sqlite3
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
@@ -86,6 +87,7 @@ class Catalogue:
         with translated(path), ExitStack() as opened:
             self._writer = None
             if not read_only:
+                _make_file(path)
                 self._writer = opened.enter_context(closing(_connect(path, write=True)))
                 _prepare(self._writer)
             self._reader = opened.enter_context(closing(_connect_reader(path, not read_only)))
@@ -353,6 +355,15 @@ def damaged(path: Path, error: object) -> StoreDamagedError:
         f"{path}: the index is damaged ({error}); `longread store verify --rebuild --store {path.parent}` makes it "
         f"anew from the records"
     )
+
+
+def _make_file(path: Path) -> None:
+    """For its owner alone; SQLite gives the files that it puts beside it the same mode. One that is there is not even
+    opened: closing it would let go of the locks that SQLite holds on it in this process.
+    """
+    if not path.exists():
+        with suppress(FileExistsError):
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
 
 def _connect(path: Path, *, write: bool, immutable: bool = False) -> sqlite3.Connection:

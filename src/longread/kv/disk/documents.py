@@ -13,6 +13,7 @@ import xxhash
 from longread.kv.disk.catalogue import Catalogue, Types
 from longread.kv.disk.format import RUN_BYTES_MAX
 from longread.kv.records import DocumentInfo, chain_key
+from longread.spec.state import PAGE_TOKENS
 
 _DIGEST_BYTES = 16
 # From a tail (or any key) back to the first page: every run is found under its key, pages by the parent of the next.
@@ -35,7 +36,9 @@ _COLUMNS = "d.id, d.name, o.label, d.tokens, d.bytes, d.tail, d.pinned, d.create
 
 @dataclass(frozen=True, slots=True)
 class DocumentState:
-    """What of a document is in the store: all of it or not, and the bytes of its chain (which others may share)."""
+    """What of a document is in the store: all of it or not, and the bytes of its chain (which others may share). One
+    below a page is whole without any record: it is computed faster than a record of it is worth.
+    """
 
     whole: bool
     pages: int
@@ -168,7 +171,8 @@ def state(catalogue: Catalogue, document: DocumentInfo, with_rings: bool) -> Doc
     )
     depths = {depth for depth, _, kind, _ in rows if kind != 2}
     ring = any(kind == 2 and key == document.tail for _, key, kind, _ in rows)
-    whole = bool(depths) and depths == set(range(1, max(depths) + 1)) and (ring or not with_rings)
+    chained = bool(depths) and depths == set(range(1, max(depths) + 1)) and (ring or not with_rings)
+    whole = chained or document.tokens < PAGE_TOKENS
     return DocumentState(whole, len(depths), sum(1 for row in rows if row[2] == 2), sum(size for _, _, _, size in rows))
 
 

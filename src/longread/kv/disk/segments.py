@@ -7,7 +7,6 @@ flock on it for as long as it may append; whoever gets that lock knows that nobo
 file that somebody is reading is harmless: an open file lives on.
 """
 
-import fcntl
 import os
 import re
 import secrets
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from longread.kv.disk.format import HEADER_BYTES, Head, is_whole, pack, parse
+from longread.kv.disk.locks import sync_data, take_lock, try_lock
 from longread.kv.records import Record
 
 SEGMENT_BYTES = 256 * 2**20
@@ -154,7 +154,7 @@ class SegmentWriter:
     def sync(self) -> dict[str, int]:
         """Put the batch on the disk. Returns the length of each file in it, to be committed with it."""
         for file, _ in self._batch.values():
-            os.fdatasync(file.descriptor)
+            sync_data(file.descriptor)
         if any(before == 0 for _, before in self._batch.values()):
             sync_folder(self.folder)
         return {name: file.size for name, (file, _) in self._batch.items()}
@@ -190,8 +190,8 @@ class SegmentWriter:
         while True:
             name = f"{secrets.token_hex(8)}{SUFFIX}"
             path = self.folder / name
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            take_lock(descriptor)
             if path.exists():  # between create and lock a garbage collection may have taken it for an orphan
                 return _File(name, descriptor, 0)
             os.close(descriptor)
@@ -211,12 +211,7 @@ def unwritten(folder: Path, name: str) -> Iterator[int | None]:
         yield None
         return
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield None
-            return
-        yield descriptor
+        yield descriptor if try_lock(descriptor) else None
     finally:
         os.close(descriptor)
 

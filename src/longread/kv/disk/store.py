@@ -10,7 +10,6 @@ Safe from any thread. Look-ups (get, known, children, documents) touch the index
 rest waits for the disk and belongs on a background thread. Not usable across a fork.
 """
 
-import fcntl
 import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,6 +24,7 @@ from longread.kv.disk.catalogue import Catalogue, Row
 from longread.kv.disk.collector import Collected, Collector
 from longread.kv.disk.documents import DocumentState
 from longread.kv.disk.format import Head, fault, record_size
+from longread.kv.disk.locks import require_locks, share_lock, take_lock, try_lock
 from longread.kv.disk.segments import SEGMENT_BYTES, Place, SegmentReader, SegmentWriter
 from longread.kv.disk.transfer import RINGS_BACK, read_description, read_records, write_file
 from longread.kv.disk.verify import Progress, Report, Verdict, rebuild, salvage, verify
@@ -43,7 +43,7 @@ TOUCH_SECONDS = 10.0  # how long a use may stay in memory before it is written d
 @dataclass(frozen=True, slots=True)
 class StoreStats:
     """``live_bytes``: of all records; ``file_bytes``: of the segments they lie in, which the limit is for. The index
-    comes on top (about 2 KB a page).
+    comes on top (about 1.5 KB a page).
     """
 
     records: dict[Kind, int]
@@ -93,6 +93,7 @@ class DiskStore:
         StoreDamagedError, StoreFullError or StoreError.
         """
         path = Path(path)
+        require_locks(path)
         with _system_errors(path), ExitStack() as undo:
             if not read_only:
                 _make_folder(path)
@@ -117,6 +118,7 @@ class DiskStore:
         old index still tells of them.
         """
         path = Path(path)
+        require_locks(path)
         old = path / INDEX_NAME
         if not old.exists():
             raise StoreError(f"{path}: there is no store")
@@ -460,13 +462,17 @@ def _check(record: Record, layout: Layout) -> None:
 
 
 def _make_folder(path: Path) -> None:
-    """Raises StoreVersionError for a folder that holds something else."""
+    """For its owner alone: texts and token ids lie in it unencrypted. A folder that is there keeps its mode.
+
+    Raises StoreVersionError for a folder that holds something else.
+    """
     if not (path / INDEX_NAME).exists() and path.is_dir():
         own = {SEGMENTS, LOCK_NAME, COLLECT_LOCK, "lost+found"}
         foreign = sorted(each.name for each in path.iterdir() if each.name not in own)
         if foreign:
             raise StoreVersionError(f"{path}: not empty and not a store (it has {foreign[0]!r}); give an empty folder")
-    (path / SEGMENTS).mkdir(parents=True, exist_ok=True)
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (path / SEGMENTS).mkdir(mode=0o700, exist_ok=True)
 
 
 class _UseLock:
@@ -477,23 +483,19 @@ class _UseLock:
         self._file: int | None = None
         try:
             flags = os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT
-            self._file = os.open(path, flags | os.O_CLOEXEC, 0o644)
+            self._file = os.open(path, flags | os.O_CLOEXEC, 0o600)
         except OSError:
             if not read_only:
                 raise
             return  # a reader does no harm without it
         if not read_only:
-            try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                self.alone = True
-            except BlockingIOError:
-                pass
+            self.alone = try_lock(self._file)
         if not self.alone:
             self.share()  # waits while another process makes the store
 
     def share(self) -> None:
         if self._file is not None:
-            fcntl.flock(self._file, fcntl.LOCK_SH)
+            share_lock(self._file)
             self.alone = False
 
     def release(self) -> None:
@@ -505,9 +507,9 @@ class _UseLock:
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Only one process at a time collects garbage."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        take_lock(descriptor)
         yield
     finally:
         os.close(descriptor)

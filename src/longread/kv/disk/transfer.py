@@ -3,7 +3,8 @@
 Knows the file's format and the chain of a document. Must not know how a store commits.
 
 Format: MAGIC, version (uint16), length of the description (uint32), the description (JSON: layout, document, number
-of records), its xxh3-128, then the records as they lie in segments, from the root to the tail, nothing after.
+of records), its xxh3-128, then the records as they lie in segments, from the root to the tail, nothing after. A
+document below one page may have no records.
 """
 
 import base64
@@ -18,8 +19,8 @@ from typing import BinaryIO
 
 import xxhash
 
-from longread.kv.disk.format import HEADER_BYTES, Head, fault, is_whole, pack, parse
-from longread.kv.records import DocumentInfo, Layout, Record
+from longread.kv.disk.format import HEADER_BYTES, RUN_BYTES_MAX, Head, fault, is_whole, pack, parse
+from longread.kv.records import DocumentInfo, Layout, Record, chain_key
 from longread.spec.errors import DocumentFileError
 from longread.spec.state import PAGE_TOKENS
 
@@ -40,10 +41,12 @@ class Description:
 
 
 def write_file(path: Path, layout: Layout, document: DocumentInfo, records: int, source: Iterator[Record]) -> int:
-    """Write a document file; it appears under its name only when it is complete. Returns its bytes. Raises OSError."""
+    """Write a document file, for its owner alone; it appears under its name only when it is complete. Returns its
+    bytes. Raises OSError.
+    """
     partial = path.with_name(path.name + ".partial")
     try:
-        with partial.open("wb") as file:
+        with open(partial, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
             text = json.dumps(_described(layout, document, records)).encode()
             file.write(MAGIC + _SIZES.pack(VERSION, len(text)) + text + xxhash.xxh3_128_digest(text))
             for record in source:
@@ -100,6 +103,8 @@ def read_records(file: BinaryIO, path: Path, description: Description) -> Iterat
         yield record
     if left:
         raise _damaged(path, f"{left:,} bytes too many")
+    if not description.records and len(document.token_ids) < RUN_BYTES_MAX:  # too short to have been worth a record
+        key, ids = chain_key(layout.root, document.token_ids), bytearray(document.token_ids)
     if key != document.tail or bytes(ids) != document.token_ids:
         raise _damaged(path, "its records are not those of its document")
 
