@@ -8,9 +8,12 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pathspec import GitIgnoreSpec
 
 from longread.spec.errors import DocumentError
-from longread.wire.documents import files, tree
+from longread.wire.documents import files, ignore, tree
 from longread.wire.documents.files import read_bytes, read_file
 from longread.wire.documents.tree import read_tree
 
@@ -233,3 +236,91 @@ def test_a_tree_has_limits(tmp_path, monkeypatch):
         read_tree(tmp_path)
     monkeypatch.setattr(tree, "MAX_TREE_BYTES", 40)
     assert read_tree(tmp_path).text.count("==>") == 4
+
+
+def test_bad_gitignore_lines_are_told_and_skipped(tmp_path):
+    write(tmp_path, ".gitignore", "!\n*.log\n[\n" + "x" * 600 + "\n**/a/**/b/**/c/**/d\n")
+    write(tmp_path, "a.log", "x\n")
+    write(tmp_path, "b.txt", "x\n")
+    read = read_tree(tmp_path)
+    assert "==> b.txt <==" in read.text and "a.log" not in read.text
+    assert ".gitignore line 1: no pattern that git knows: not followed" in read.notes
+    assert ".gitignore line 4: a pattern of 600 characters, the limit is 512: not followed" in read.notes
+    assert ".gitignore line 5: more than 3 ** in one pattern: not followed" in read.notes
+
+
+def test_a_gitignore_that_cannot_be_followed_is_told(tmp_path, monkeypatch):
+    write(tmp_path, "a.txt", "x\n")
+    os.mkfifo(tmp_path / ".gitignore")
+    assert read_tree(tmp_path).notes[-1] == ".gitignore is no regular file: not followed"
+    (tmp_path / ".gitignore").unlink()
+    write(tmp_path, ".gitignore", "a.txt\nb.txt\n")
+    write(tmp_path, "b.txt", "x\n")
+    monkeypatch.setattr(ignore, "MAX_PATTERNS", 1)
+    read = read_tree(tmp_path)
+    assert "==> b.txt" in read.text and "==> a.txt" not in read.text
+    assert read.notes[-1] == ".gitignore line 2 and what follows: more than 1 patterns: not followed"
+    monkeypatch.setattr(ignore, "MAX_IGNORE_BYTES", 3)
+    assert read_tree(tmp_path).notes[-1] == ".gitignore has 12 bytes, the limit is 3: not followed"
+
+
+def denied(*args, **kwargs):
+    raise PermissionError(13, "Permission denied")
+
+
+def test_an_unreadable_gitignore_is_told(tmp_path, monkeypatch):
+    write(tmp_path, ".gitignore", "a.txt\n")
+    write(tmp_path, "a.txt", "x\n")
+    monkeypatch.setattr(Path, "read_text", denied)
+    assert read_tree(tmp_path).notes[-1] == ".gitignore cannot be read (Permission denied): not followed"
+
+
+@pytest.mark.timeout(20)
+def test_stars_never_take_long(tmp_path):
+    write(tmp_path, ".gitignore", "*a" * 13 + "b\n" + "*a*a" * 40 + "[bc]\n" + "a*" * 60 + "c\n*a*b*\n")
+    write(tmp_path, "a" * 200, "x\n")
+    write(tmp_path, "xaxbx", "x\n")
+    text = read_tree(tmp_path).text
+    assert "a" * 200 in text and "xaxbx" not in text
+
+
+@given(
+    st.text("ab*?/", min_size=1, max_size=9), st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=3)
+)
+@settings(max_examples=500, deadline=None)
+def test_atomic_stars_match_as_before(line, parts):
+    try:
+        plain = GitIgnoreSpec.from_lines([line])
+    except ValueError:
+        return
+    made = ignore._pattern(line)
+    if not isinstance(made, str):
+        ours = GitIgnoreSpec([] if made is None else [made], backend="simple")
+        path = "/".join(parts)
+        assert ours.check_file(path).include == plain.check_file(path).include
+
+
+def test_deep_folders_are_refused(tmp_path):
+    here = tmp_path
+    for _ in range(tree.MAX_DEPTH + 1):
+        here = here / "d"
+    here.mkdir(parents=True)
+    (here / "f").write_text("x\n")
+    with pytest.raises(DocumentError, match=r"has folders more than 200 deep \(below d/d/d/\.\.\.\)"):
+        read_tree(tmp_path)
+    (here / "f").rename(here.parent / "f")
+    here.rmdir()
+    assert read_tree(tmp_path).text.endswith("/f <==\nx\n")
+
+
+def test_names_are_shown_and_stored_without_control_characters(tmp_path):
+    path = tmp_path / os.fsdecode(b"evil\x1b]0;\xff\n.txt")
+    path.write_text("x\n")
+    assert read_file(path).name == "evil\\x1b]0;\\udcff\\n.txt"
+    path.write_bytes(b"\0")
+    with pytest.raises(DocumentError) as caught:
+        read_file(path)
+    assert str(caught.value).isprintable()
+    folder = tmp_path / os.fsdecode(b"bad\xff")
+    write(folder, "a.txt", "x\n")
+    assert read_tree(folder).name == "bad\\udcff"

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from longread.spec.documents import MAX_NAME
 from longread.spec.errors import DocumentError
 
 MAX_BYTES = 256 << 20  # of one file; longer than any context, and what a mistyped path could name is longer still
@@ -30,17 +31,26 @@ class DocumentText:
     notes: tuple[str, ...] = ()
 
 
+def printable(name: str) -> str:
+    """A name as it can be shown and stored: control characters, and bytes that are no UTF-8, as escapes."""
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape", "surrogatepass").decode("ascii")
+        for letter in name
+    )
+
+
 def read_file(path: Path) -> DocumentText:
     """Raises DocumentError: no such file, too large, binary, not UTF-8, damaged, or no library for its format."""
+    shown = printable(str(path))
     try:
         if not path.is_file():  # opening a pipe would wait for ever
-            raise DocumentError(f"{path}: {'not a regular file' if path.exists() else 'no such file'}")
+            raise DocumentError(f"{shown}: {'not a regular file' if path.exists() else 'no such file'}")
         size = path.stat().st_size
         if size > MAX_BYTES:
-            raise DocumentError(f"{path}: has {size:,} bytes, a document may have {MAX_BYTES:,}: split it")
-        return read_bytes(path.read_bytes(), path.name, str(path))
+            raise DocumentError(f"{shown}: has {size:,} bytes, a document may have {MAX_BYTES:,}: split it")
+        return read_bytes(path.read_bytes(), printable(path.name)[:MAX_NAME], shown)
     except OSError as error:
-        raise DocumentError(f"{path}: cannot be read: {error.strerror or error}") from error
+        raise DocumentError(f"{shown}: cannot be read: {error.strerror or error}") from error
 
 
 def read_bytes(data: bytes, name: str, shown: str) -> DocumentText:
