@@ -78,7 +78,7 @@ def make_state(
     def read() -> tuple | None:
         return (driver.engine_info, driver.stats) if driver.state == "ready" else None
 
-    metrics = ServerMetrics(MODEL, read)
+    metrics = ServerMetrics(MODEL, read, options.shared)
     driver = EngineDriver(make, max_num_queued_reqs=options.max_num_queued_reqs, observer=metrics)
     return ServerState(
         driver, metrics, tokenizer, ENCODINGS[encoding], options, (MODEL,), "0.0.0", observe=observe, shelf=shelf

@@ -64,7 +64,7 @@ def serve_checkpoint(
     def read() -> tuple[EngineInfo, EngineStats] | None:
         return (driver.engine_info, driver.stats) if driver.state == "ready" else None
 
-    metrics = ServerMetrics(names[0], read)
+    metrics = ServerMetrics(names[0], read, http.shared)
     shelf = LateShelf(Path(options.store)) if options.store is not None else None
     driver = EngineDriver(
         lambda: _load(path, spec, resolved, stopping, shelf),

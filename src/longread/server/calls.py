@@ -2,7 +2,8 @@
 
 Knows: the engine's events, clocks, the tokenizer (for the texts around a difference). Must not know: routes' shapes,
 HTTP. A record keeps no prompt and no answer; of a prompt that differs from one read before it keeps the few token ids
-around the first difference.
+around the first difference. What it tells of that goes to the caller, who may be one of several parties: then it tells
+nothing of other prompts that is finer than a page.
 """
 
 import time
@@ -13,10 +14,12 @@ from dataclasses import dataclass, field, replace
 from longread.server.clock import Clock, Timing, timing
 from longread.spec.engine import FinishEvent, FirstToken, RequestTimes
 from longread.spec.errors import RequestError
-from longread.spec.reuse import Excerpt, Reuse
+from longread.spec.reuse import Excerpt, MissReason, Reuse
 from longread.wire.responses import Json
 
 MAX_RECORDS = 512
+WITHHELD = "withheld"
+PAGE_FINE: frozenset[MissReason] = frozenset({"complete", "corrupt record", "caching off"})
 MAX_PROMPTS = 16  # of one call whose reuse is kept apart; the sum counts them all
 
 Decode = Callable[[tuple[int, ...]], str]
@@ -27,6 +30,7 @@ class Call:
     """One HTTP call that the engine was given. Belongs to the loop thread.
 
     ``request_id`` is the X-Request-Id, ``answer_id`` the answer's own; ``key``: which API key it came with.
+    ``shared``: several parties may ask, so its answer and record withhold what would tell of another's prompt.
     ``choices_per_prompt``: only the first choice of each prompt tells what was reused, the others find its pages.
     """
 
@@ -39,6 +43,7 @@ class Call:
     choices_per_prompt: int
     clock: Clock
     key: int | None = None
+    shared: bool = False
     traceparent: str | None = None
     created: float = field(default_factory=time.time)
     state: str = "running"
@@ -93,9 +98,9 @@ class Call:
 
     def extension(self) -> Json:
         """``{"longread": {...}}``, beside an answer's own fields. No text of other prompts: it goes to any client."""
-        reuse: Json | None = None if self.reuse is None else reuse_json(self.reuse)
+        reuse: Json | None = None if self.reuse is None else reuse_json(self.reuse, self.shared)
         if reuse is not None and len(self._reuse) > 1:
-            reuse["prompts"] = [reuse_json(self._reuse[i]) for i in sorted(self._reuse)]
+            reuse["prompts"] = [reuse_json(self._reuse[i], self.shared) for i in sorted(self._reuse)]
         return {"longread": {"request_id": self.request_id, "reuse": reuse, "timing": self.timing.json()}}
 
     def summary(self) -> Json:
@@ -110,13 +115,13 @@ class Call:
             "state": self.state,
             "prompt_tokens": reuse.prompt_tokens if reuse is not None else None,
             "reused_tokens": reuse.reused_tokens if reuse is not None else None,
-            "reason": reuse.reason if reuse is not None else None,
+            "reason": told_reason(reuse.reason, self.shared) if reuse is not None else None,
             "ttft_ms": times["ttft_ms"],
             "total_ms": times["total_ms"],
         }
 
-    def record(self, decode: Decode | None) -> Json:
-        """All that is kept. ``decode`` None: texts of prompts are withheld."""
+    def record(self, decode: Decode) -> Json:
+        """All that is kept; texts of prompts only where one party asks."""
         told: Json = self.summary()
         told |= {
             "stream": self.stream,
@@ -127,7 +132,10 @@ class Call:
         }
         told |= self.extension()
         excerpt = self.reuse.excerpt if self.reuse is not None else None
-        told["difference"] = None if excerpt is None else difference(excerpt, decode)
+        if self.shared:  # said whether there is a difference or not: that there is one is the secret
+            told["difference"] = {"withheld": True}
+        else:
+            told["difference"] = None if excerpt is None else difference(excerpt, decode)
         return told
 
 
@@ -143,27 +151,32 @@ def _sum(told: Reuse, parts: Sequence[Reuse]) -> Reuse:
     )
 
 
-def reuse_json(reuse: Reuse) -> Json:
-    """Counts, reason and position; no ids and no text."""
+def told_reason(reason: MissReason, shared: bool) -> str:
+    """Why no more was reused. ``shared``: only what the token counts imply, since all other reasons depend on where
+    the first token stands that is not another's: tried token by token, they would spell the other's prompt.
+    """
+    return WITHHELD if shared and reason not in PAGE_FINE else reason
+
+
+def reuse_json(reuse: Reuse, shared: bool) -> Json:
+    """Counts, reason and position; no ids and no text. ``shared``: no position, and the reason as ``told_reason``."""
     return {
         "prompt_tokens": reuse.prompt_tokens,
         "device_tokens": reuse.device_tokens,
         "host_tokens": reuse.host_tokens,
         "disk_tokens": reuse.disk_tokens,
         "recomputed_tokens": reuse.recomputed_tokens,
-        "reason": reuse.reason,
-        "at": reuse.at,
-        "note": reuse.note,
+        "reason": told_reason(reuse.reason, shared),
+        "at": None if shared else reuse.at,
+        "note": "" if shared else reuse.note,
     }
 
 
-def difference(excerpt: Excerpt, decode: Decode | None) -> Json:
+def difference(excerpt: Excerpt, decode: Decode) -> Json:
     """The two texts around the first differing token: ``same`` before it, then ``asked`` and ``known``.
 
     The three are decoded apart; where a character's bytes are cut by the difference, its place holder is shown.
     """
-    if decode is None:
-        return {"start": excerpt.start, "withheld": True}
     pairs = zip(excerpt.asked, excerpt.known, strict=False)
     same = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(excerpt.asked), len(excerpt.known)))
     return {

@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
-from longread.server.calls import Call
+from longread.server.calls import Call, told_reason
 from longread.server.clock import PARTS
 from longread.spec.engine import EngineInfo, EngineStats, FinishEvent
 from longread.spec.reuse import MISS_REASONS
@@ -129,9 +129,10 @@ ReadEngine = Callable[[], tuple[EngineInfo, EngineStats] | None]
 class EngineCollector(Collector):
     """Reads the engine's last stats at scrape time. While the model loads it yields nothing: missing, not 0."""
 
-    def __init__(self, model_name: str, read: ReadEngine):
+    def __init__(self, model_name: str, read: ReadEngine, shared: bool):
         self._model_name = model_name
         self._read = read
+        self._shared = shared
 
     def describe(self) -> Iterable[Metric]:
         """No names in advance: registering must not read an engine that is not there yet."""
@@ -183,18 +184,23 @@ class EngineCollector(Collector):
         labels = ["model_name", "reason"]
         text = "Admitted requests by why no more of the prompt was reused; complete: all of it was."
         missed = CounterMetricFamily(PREFIX + "prefix_cache_misses", text, labels=labels)
-        counts = dict.fromkeys(MISS_REASONS, 0) | dict(stats.misses)
-        for reason, count in counts.items():
-            missed.add_metric([self._model_name, reason.replace(" ", "_")], count)
+        counts = {told_reason(reason, self._shared): 0 for reason in MISS_REASONS}
+        for reason, count in stats.misses:
+            counts[told_reason(reason, self._shared)] += count
+        for told, count in counts.items():
+            missed.add_metric([self._model_name, told.replace(" ", "_")], count)
         yield missed
 
 
 class ServerMetrics:
-    """The server's own series; also the driver's observer. Loop thread only."""
+    """The server's own series; also the driver's observer. Loop thread only.
 
-    def __init__(self, model_name: str, read: ReadEngine):
+    ``shared``: several parties may read them, as in ``ServerOptions``: counts by reason tell as much as answers do.
+    """
+
+    def __init__(self, model_name: str, read: ReadEngine, shared: bool = False):
         self.registry = CollectorRegistry()
-        self.registry.register(EngineCollector(model_name, read))
+        self.registry.register(EngineCollector(model_name, read, shared))
 
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
             family = Histogram(PREFIX + name, text, ["model_name"], buckets=buckets, registry=self.registry)

@@ -59,3 +59,10 @@ class ServerOptions:
             return not ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return True
+
+    @property
+    def shared(self) -> bool:
+        """Whether those who may ask are several parties, who must not learn each other's prompts: not so with one API
+        key, or with none on a loopback address.
+        """
+        return len(set(self.api_key)) > 1 or self.exposed

@@ -1,7 +1,6 @@
 """GET /v1/longread/requests and /v1/longread/requests/ID: what became of the last calls.
 
-Knows: the records. Must not know: how they came about. A caller sees the records of its own API key only. The texts
-around a difference are those of prompts, this one's and another's: they are shown only where all callers are one party.
+Knows: the records. Must not know: how they came about. A caller sees the records of its own API key only.
 """
 
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from starlette.responses import Response
 
 from longread.server.calls import MAX_RECORDS
 from longread.server.errors import json_response
-from longread.server.state import ServerState, state_of
+from longread.server.state import state_of
 from longread.spec.errors import InvalidRequestError, RecordNotFoundError
 
 
@@ -38,9 +37,4 @@ async def one(request: Request) -> Response:
     def decode(ids: Sequence[int]) -> str:
         return state.tokenizer.decode(list(ids), skip_special=False)
 
-    return json_response(call.record(decode if shows_texts(state) else None))
-
-
-def shows_texts(state: ServerState) -> bool:
-    """Whether everyone who can ask is one party: one API key, or none on a loopback address."""
-    return len(state.options.api_key) <= 1 and not state.options.exposed
+    return json_response(call.record(decode))

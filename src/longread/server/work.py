@@ -110,6 +110,7 @@ def open_call(
         choices_per_prompt=fields.choices,
         clock=clock_of(request),
         key=request.state.key,
+        shared=state.options.shared,
         traceparent=request.headers.get("traceparent", "")[:MAX_TRACEPARENT] or None,
     )
     state.calls.add(call)

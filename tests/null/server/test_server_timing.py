@@ -202,7 +202,7 @@ def test_a_held_engine_is_waited_for_in_the_queue() -> None:
         gate.release(20)
         asking.join(20)
         parts = answers[0].json()["longread"]["timing"]["parts_ms"]
-        assert parts["queue"] > 50 and parts["queue"] > 0.5 * sum(known(parts))
+        assert parts["queue"] > 50
 
 
 def test_why_a_prompt_was_not_reused(server: Serving, http: httpx.Client) -> None:
@@ -286,18 +286,32 @@ def test_ids_of_clients_with_slashes_and_twice() -> None:
         assert client.get(f"{RECORDS}/{ids[0]}").json()["id"] == ids[0]
 
 
-def test_a_key_sees_its_own_records_and_no_texts_of_others() -> None:
+@pytest.mark.parametrize("secret", ["cat", "cow"])
+def test_a_key_learns_nothing_of_another_keys_prompt(secret: str) -> None:
+    """Guess after guess, right or wrong, ending behind the guess or not: the answers differ in times and ids only."""
+    told: list[dict] = []
     with serving(options=ServerOptions(api_key=("one", "two"))) as running:
         with httpx.Client(base_url=running.url, headers={"Authorization": "Bearer one"}) as one:
-            one.post(CHAT, json=body(LONG + "secret of one " + LONG))
+            one.post(CHAT, json=body(LONG + secret + LONG))
         with httpx.Client(base_url=running.url, headers={"Authorization": "Bearer two"}) as two:
             assert two.get(RECORDS).json()["data"] == []
-            answer = two.post(CHAT, json=body(LONG + "guess of two " + LONG))
-            assert answer.json()["longread"]["reuse"]["reason"] == "differs"
-            record = two.get(f"{RECORDS}/{answer.json()['id']}")
-            assert record.json()["difference"] == {"start": record.json()["difference"]["start"], "withheld": True}
-            assert "secret" not in record.text
+            for end in ("", "?" * 300):
+                for guess in ("c", "ca", "cat", "co", "cow", "dog"):
+                    answer = two.post(CHAT, json=body(LONG + guess + end))
+                    reuse = answer.json()["longread"]["reuse"]
+                    record = two.get(f"{RECORDS}/{answer.json()['id']}").json()
+                    assert record["longread"]["reuse"] == reuse
+                    assert record["difference"] == {"withheld": True}
+                    assert (reuse["at"], reuse["note"]) == (None, "")
+                    assert reuse["reason"] == record["reason"] == "withheld"
+                    assert reuse["device_tokens"] % 256 == 0 and reuse["device_tokens"] > 0
+                    assert two.get(RECORDS).json()["data"][0]["reason"] == "withheld"
+                    told.append(reuse)
+            misses = [line for line in two.get("/metrics").text.splitlines() if "prefix_cache_misses_total{" in line]
+            counts = {line.split('reason="')[1].split('"')[0]: float(line.split()[-1]) for line in misses}
+            assert counts == {"complete": 0, "corrupt_record": 0, "caching_off": 0, "withheld": 1 + len(told)}
         assert httpx.get(running.url + RECORDS).status_code == 401
+    assert len({each["device_tokens"] for each in told}) == 1
 
 
 def call_named(i: int, name: str = "", key: int | None = None) -> Call:
