@@ -5,10 +5,13 @@ weights is found before they are loaded. stdout gets the results, stderr everyth
 """
 
 import json
+import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from longread.cli.checkpoint import origin, spec_of
@@ -110,13 +113,17 @@ def _shelf(engine: "LocalEngine", options: EngineOptions) -> DiskShelf:
 def _read(
     engine: "LocalEngine", shelf: DiskShelf, source: Source, name: str, pinned: bool
 ) -> tuple[Document, FinishEvent]:
-    """Through the engine, onto the disk, into the store's list. What an interruption leaves is written down, too."""
+    """Through the engine, onto the disk, into the store's list. What an interruption leaves is written down, too:
+    all of it where a signal asks for it, up to the last landing point where a second one tears the step.
+    """
     request = GenerationRequest("ingest", source.ids, ONE_TOKEN)
     engine.submit(request)
     try:
-        with tokens_bar(str(source.path), len(source.ids)) as report:
+        with tokens_bar(str(source.path), len(source.ids)) as report, _noted_signals() as noted:
             ended = None
             while ended is None:
+                if noted:
+                    _raise_signal(noted[0])
                 ended = next((event for event in engine.step() if isinstance(event, FinishEvent)), None)
                 report(engine.computed_tokens("ingest") if ended is None else len(source.ids))
     except (KeyboardInterrupt, SystemExit):
@@ -136,6 +143,30 @@ def _read(
             "remove documents (longread store ls)"
         )
     return shelf.add(source.document.text, name=name, tokens=source.ids, pinned=pinned), ended
+
+
+@contextmanager
+def _noted_signals() -> Iterator[list[int]]:
+    """SIGINT and SIGTERM are noted, to be looked at between two steps: raised inside one they would tear the state
+    that it writes. Who cannot wait for the step sends a second one.
+    """
+    noted: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        noted.append(number)
+        if len(noted) > 1:
+            _raise_signal(number)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield noted
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _raise_signal(number: int) -> None:
+    raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
 
 def _tell(document: Document, ended: FinishEvent, source: Source, as_json: bool) -> None:

@@ -78,7 +78,8 @@ class LocalEngine:
     def step(self) -> Sequence[Event]:
         """Run one step of the batch; returns the events since the last one. Never raises for a request's sake.
 
-        The first idle step audits the cache: the books must balance, and no client waits for the proof.
+        The first idle step audits the cache: the books must balance, and no client waits for the proof. An interrupt
+        (KeyboardInterrupt, SystemExit) passes through; the requests whose state it may have torn are cancelled.
         """
         if self._tiers is not None:
             self._tiers.work()
@@ -107,22 +108,35 @@ class LocalEngine:
                 self._tiers.check()
 
     def _run(self, grants: Sequence[Grant]) -> None:
-        """Model and sampler on what was granted; whatever breaks in there fails the requests of this step only."""
+        """Model and sampler on what was granted; whatever breaks in there fails the requests of this step only.
+
+        Until the step is booked, rings may be ahead of the tokens or half written, and pages half filled. Pages that
+        are not committed were never published: all of that dies with the lease, and no tail is kept.
+        """
         start = time.monotonic()
         batch = gather(grants)
         rows = [self._requests[timeline.key].sampling for timeline in batch.sampling]
         try:
-            logits = self._core.runner.forward(batch)
-            for grant in grants:
-                self._requests[grant.timeline.key].computed(grant.length, start, time.monotonic())
-            samples = self._core.runner.choose(logits, rows)
-        except Exception as error:  # the edge between a model and the requests: reported, never swallowed
-            log.exception("a step of %d tokens failed; its %d requests end", len(batch.token_ids), len(grants))
-            for grant in grants:
-                # Uncommitted pages were never published, so half-written state dies with the lease.
-                self._finish(self._requests[grant.timeline.key], "failed", f"{type(error).__name__}: {error}", False)
-            return
-        self._settle(grants, batch, samples)
+            try:
+                logits = self._core.runner.forward(batch)
+                for grant in grants:
+                    self._requests[grant.timeline.key].computed(grant.length, start, time.monotonic())
+                samples = self._core.runner.choose(logits, rows)
+            except Exception as error:  # the edge between a model and the requests: reported, never swallowed
+                log.exception("a step of %d tokens failed; its %d requests end", len(batch.token_ids), len(grants))
+                self._drop(grants, "failed", f"{type(error).__name__}: {error}")
+                return
+            self._settle(grants, batch, samples)
+        except BaseException:
+            self._drop(grants, "cancelled")
+            raise
+
+    def _drop(self, grants: Sequence[Grant], reason: FinishReason, error: str | None = None) -> None:
+        """End the requests of a step that broke, without the state that it left."""
+        for grant in grants:
+            request = self._requests.get(grant.timeline.key)
+            if request is not None:
+                self._finish(request, reason, error, keep_tail=False)
 
     def _settle(self, grants: Sequence[Grant], batch: Batch, samples: Sequence[Sample]) -> None:
         """Book the step: publish what was computed, then hand out tokens and ends."""

@@ -185,9 +185,11 @@ class Session:
                 if self._core.tiers is not None:
                     self._core.tiers.work()
             self._logits = logits[0]
-        except Exception as error:
-            # The ring state may be half written: only starting again from the cache is safe.
+        except BaseException as error:
+            # The ring state may be half written, an interrupt included: only starting again from the cache is safe.
             self._reset(keep_tail=False)
+            if not isinstance(error, Exception):
+                raise
             raise EngineFailedError(f"the model failed: {type(error).__name__}: {error}; sync again") from error
 
     def _state(self, params: SamplingParams) -> SamplingState:

@@ -12,9 +12,12 @@ from pathlib import Path
 
 import httpx
 import pytest
+from torch import Tensor
 
 from longread.cli import main as cli
+from longread.engine.batch import Batch
 from longread.engine.load import load_engine
+from longread.engine.runner import Runner
 from longread.kv.disk.store import DiskStore
 from longread.spec.config import EngineOptions
 from longread.spec.engine import FinishEvent, GenerationRequest, SamplingParams
@@ -71,6 +74,18 @@ def answers(model: Path, store: Path | None, prompts: list[tuple[int, ...]]) -> 
     finally:
         engine.close()
     return found
+
+
+def logits(model: Path, store: Path) -> Tensor:
+    """Of a question about LINES, on what the store has of them."""
+    engine = load_engine(EngineOptions(str(model), max_num_seqs=1, store=str(store)))
+    ids = prompt(model, LINES, "How much?")
+    try:
+        with engine.session() as session:
+            assert session.sync(ids) < 256
+            return session.logits
+    finally:
+        engine.close()
 
 
 def test_read_once_then_asked_by_another_process(
@@ -144,6 +159,8 @@ def pages_stored(store: Path) -> int:
 def test_stopped_it_goes_on(
     model: Path, number: signal.Signals, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    if model.name == "v3":
+        pytest.skip("a process each: the model with rings has more to lose")
     file, store = tmp_path / "long.txt", tmp_path / "store"
     text = LINES * 3
     file.write_text(text)
@@ -166,6 +183,45 @@ def test_stopped_it_goes_on(
     warm = answers(model, store, [prompt(model, text, "How much?")])[0]
     assert warm[1].cached_tokens == document["tokens"]
     assert warm[0] == answers(model, None, [prompt(model, text, "How much?")])[0][0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_inside_a_step_waits_for_its_end(
+    model: Path,
+    number: signal.Signals,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All that was read is kept, and gone on from to the same state, up to rounding (pages lie elsewhere)."""
+    file, more = tmp_path / "a.txt", ("--max-num-batched-tokens", "128")
+    file.write_text(LINES)
+    (whole,) = ingest(capsys, model, tmp_path / "whole", file, more=more)
+    forward, calls = Runner.forward, []
+
+    def signalled(self: Runner, batch: Batch) -> Tensor:
+        calls.append(batch)
+        if len(calls) == 3:
+            signal.raise_signal(number)
+        return forward(self, batch)
+
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(Runner, "forward", signalled)
+            arguments = command(model, tmp_path / "store", file, more=more)
+            if number == signal.SIGTERM:
+                with pytest.raises(SystemExit, match=str(128 + number)):
+                    cli.main(arguments)
+            else:
+                assert cli.main(arguments) == 130
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    assert len(calls) == 3 and "the same command goes on from there" in capsys.readouterr().err
+    (document,) = ingest(capsys, model, tmp_path / "store", file, more=more)
+    assert (document["id"], document["reused_tokens"]) == (whole["id"], 3 * 128)
+    difference = (logits(model, tmp_path / "store") - logits(model, tmp_path / "whole")).abs().max().item()
+    assert difference <= 2e-5
 
 
 @pytest.mark.parametrize(
