@@ -176,7 +176,7 @@ def verify_store(args: argparse.Namespace) -> int:
         )
         return 0 if report.sound else 1
     if rebuilt is not None:
-        print(f"index made anew from {rebuilt:,} records; the old one is beside it (index.sqlite.damaged)")
+        print(f"index made anew from {rebuilt:,} records; the old one, if any, is beside it (index.sqlite.damaged)")
     rate = report.bytes / max(report.seconds, 1e-9) / 1e9
     print(f"{report.records:,} records whole, {_size(report.bytes)} read in {report.seconds:.1f} s ({rate:.2f} GB/s)")
     done = "left as it is" if args.read_only else "dropped"
@@ -247,9 +247,9 @@ def import_document(args: argparse.Namespace) -> int:
 
 def _require_store(path: Path) -> None:
     """Only import makes a store; elsewhere a wrong folder is a typing error."""
-    from longread.kv.disk.store import INDEX_NAME
+    from longread.kv.disk.store import holds_store
 
-    if not (path / INDEX_NAME).is_file():
+    if not holds_store(path):
         raise StoreError(f"{path}: there is no store; `--store` makes one where a model is served or ingested")
 
 

@@ -74,8 +74,8 @@ def now() -> int:
 class Catalogue:
     """Index rows by key, parent and content. Safe from any thread."""
 
-    def __init__(self, path: Path, read_only: bool):
-        """Raises StoreError and its kinds."""
+    def __init__(self, path: Path, read_only: bool, may_make: bool = True):
+        """Without ``may_make`` an index with no tables is damaged, not new. Raises StoreError and its kinds."""
         self.path = path
         self.read_only = read_only
         self.unsound: set[int] = set()  # rows found that cannot be what was written, to be deleted by the next write
@@ -87,11 +87,15 @@ class Catalogue:
         with translated(path), ExitStack() as opened:
             self._writer = None
             if not read_only:
-                _make_file(path)
+                if may_make:
+                    _make_file(path)
                 self._writer = opened.enter_context(closing(_connect(path, write=True)))
-                _prepare(self._writer)
+                if may_make:
+                    _prepare(self._writer)
             self._reader = opened.enter_context(closing(_connect_reader(path, not read_only)))
             self._scanner = opened.enter_context(closing(_connect_reader(path, not read_only)))
+            if not may_make and not _has_tables(self._reader):
+                raise damaged(path, "it is empty, and there are records")
             _check_schema(self._reader, path)
             opened.pop_all()
 
@@ -101,6 +105,15 @@ class Catalogue:
             self._scanner.close()
             if self._writer is not None:
                 self._writer.close()
+
+    def into_one_file(self) -> None:
+        """Put all that was committed into the database itself, on the disk, so that the file can be renamed."""
+        with self._write_lock, translated(self.path):
+            if self._writer is None:
+                return
+            busy = self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+            if busy:
+                raise StoreError(f"{self.path}: somebody else has it open; try again")
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
@@ -397,12 +410,16 @@ def _connect_reader(path: Path, writable: bool) -> sqlite3.Connection:
         return _connect(path, write=False, immutable=True)
 
 
+def _has_tables(connection: sqlite3.Connection) -> bool:
+    return bool(connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0])
+
+
 def _prepare(writer: sqlite3.Connection) -> None:
     """Make the tables in a new database. Two processes may try at once: one transaction decides."""
-    if writer.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
+    if _has_tables(writer):
         return
     with _all_or_nothing(writer):
-        if not writer.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
+        if not _has_tables(writer):
             for statement in _TABLES.split(";"):
                 writer.execute(statement)
             writer.execute(f"PRAGMA application_id = {APPLICATION}")

@@ -15,7 +15,14 @@ from pathlib import Path
 from longread.kv.disk import documents
 from longread.kv.disk.catalogue import Catalogue, Row, agrees, damaged, delete, enter_segments
 from longread.kv.disk.eviction import NODE_TYPES, Node, leading_to, unreachable, victims
-from longread.kv.disk.segments import SUFFIX, Place, SegmentReader, SegmentWriter, is_segment_name, unwritten
+from longread.kv.disk.segments import (
+    Place,
+    SegmentReader,
+    SegmentWriter,
+    is_segment_name,
+    segment_files,
+    unwritten,
+)
 
 LIVE_AFTER_EVICTION = 0.85  # of the limit: eviction goes further than it must, so that not every write evicts
 DEAD_SHARE = 0.5  # a segment with more dead bytes than this is compacted even when there is room
@@ -48,7 +55,7 @@ class Collector:
         """Delete what no index row names and no process writes: files and ends of files. Returns the bytes freed."""
         known = [name for name, _, _ in self._segments()]
         freed = 0
-        for path in sorted(self.folder.glob(f"*{SUFFIX}")):
+        for path in segment_files(self.folder):
             with unwritten(self.folder, path.name) as file:
                 if file is None:
                     continue

@@ -202,6 +202,15 @@ def is_segment_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
+def segment_files(folder: Path) -> list[Path]:
+    """All segments in a folder, by name. Anything else that lies there is not ours: neither read nor deleted."""
+    if not folder.is_dir():
+        return []
+    with os.scandir(folder) as entries:
+        names = [each.name for each in entries if is_segment_name(each.name) and each.is_file(follow_symlinks=False)]
+    return [folder / name for name in sorted(names)]
+
+
 @contextmanager
 def unwritten(folder: Path, name: str) -> Iterator[int | None]:
     """Hold the writer's lock on a segment: its descriptor, or None if its writer lives or it is gone."""

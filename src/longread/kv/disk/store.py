@@ -25,9 +25,10 @@ from longread.kv.disk.collector import Collected, Collector
 from longread.kv.disk.documents import DocumentState
 from longread.kv.disk.format import Head, fault, record_size
 from longread.kv.disk.locks import require_locks, share_lock, take_lock, try_lock
-from longread.kv.disk.segments import SEGMENT_BYTES, Place, SegmentReader, SegmentWriter
+from longread.kv.disk.rebuild import rebuild
+from longread.kv.disk.segments import SEGMENT_BYTES, Place, SegmentReader, SegmentWriter, segment_files
 from longread.kv.disk.transfer import RINGS_BACK, read_description, read_records, write_file
-from longread.kv.disk.verify import Progress, Report, Verdict, rebuild, salvage, verify
+from longread.kv.disk.verify import Progress, Report, Verdict, verify
 from longread.kv.records import ID_BYTES, KINDS, DocumentInfo, Kind, Known, Layout, Record
 from longread.spec.errors import StoreError, StoreFullError, StoreReadOnlyError, StoreVersionError
 from longread.spec.state import PAGE_TOKENS
@@ -72,7 +73,7 @@ class DiskStore:
         self.max_bytes = max_bytes
         self.read_only = read_only
         self.corrupt = 0  # records that were not whole when they were read
-        self._catalogue = Catalogue(path / INDEX_NAME, read_only)
+        self._catalogue = Catalogue(path / INDEX_NAME, read_only, may_make=not segment_files(path / SEGMENTS))
         self._root = self._catalogue.root_id(layout) if layout is not None else -1
         self._reader = SegmentReader(path / SEGMENTS)
         self._lock = lock
@@ -95,6 +96,7 @@ class DiskStore:
         path = Path(path)
         require_locks(path)
         with _system_errors(path), ExitStack() as undo:
+            _require_index(path)
             if not read_only:
                 _make_folder(path)
             elif not (path / INDEX_NAME).is_file():
@@ -114,31 +116,20 @@ class DiskStore:
     def rebuild(cls, path: Path, *, max_bytes: int, progress: Progress | None = None) -> tuple["DiskStore", int]:
         """Make the index anew from the segments, keeping the old one beside it. Returns the store and its records.
 
-        For an index that is damaged; no other process may have the store open. Documents are taken over as far as the
-        old index still tells of them.
+        For an index that is damaged or lost; no other process may have the store open. Documents are taken over as far
+        as the old index still tells of them. Until it is done the old index stays in its place.
         """
         path = Path(path)
         require_locks(path)
-        old = path / INDEX_NAME
-        if not old.exists():
+        if not holds_store(path):
             raise StoreError(f"{path}: there is no store")
         with _system_errors(path), ExitStack() as undo:
             lock = _UseLock(path / LOCK_NAME, False)
             undo.callback(lock.release)
             if not lock.alone:
                 raise StoreError(f"{path}: another process has the store open; stop it first")
-            layouts, saved = salvage(old)
-            for suffix in ("-wal", "-shm", ""):
-                side = old.with_name(old.name + suffix)
-                if side.exists():
-                    side.replace(path / f"{INDEX_NAME}.damaged{suffix}")
+            entered = rebuild(path / INDEX_NAME, path / SEGMENTS, progress)
             store = cls(path, None, max_bytes, False, lock)
-            entered = rebuild(store._catalogue, path / SEGMENTS, layouts, progress)
-            roots = {layout.root: number for number, layout in store._catalogue.layouts().items()}
-            with store._catalogue.transaction() as write:
-                for document in saved:
-                    if document.root in roots:
-                        documents.enter(write, roots[document.root], document)
             lock.share()
             undo.pop_all()
         return store, entered
@@ -461,6 +452,17 @@ def _check(record: Record, layout: Layout) -> None:
         raise StoreError(f"{record.kind} {record.key.hex()} cannot be stored: {wrong}")
 
 
+def holds_store(path: Path) -> bool:
+    """Whether a store is in the folder, be it one that lost its index."""
+    return (path / INDEX_NAME).is_file() or bool(segment_files(path / SEGMENTS))
+
+
+def _require_index(path: Path) -> None:
+    """Records without an index must not get an empty one: what no index names is deleted."""
+    if not (path / INDEX_NAME).exists() and segment_files(path / SEGMENTS):
+        raise index.damaged(path / INDEX_NAME, "it is lost")
+
+
 def _make_folder(path: Path) -> None:
     """For its owner alone: texts and token ids lie in it unencrypted. A folder that is there keeps its mode.
 
@@ -469,6 +471,8 @@ def _make_folder(path: Path) -> None:
     if not (path / INDEX_NAME).exists() and path.is_dir():
         own = {SEGMENTS, LOCK_NAME, COLLECT_LOCK, "lost+found"}
         foreign = sorted(each.name for each in path.iterdir() if each.name not in own)
+        if not foreign and (path / SEGMENTS).is_dir():
+            foreign = sorted(each.name for each in (path / SEGMENTS).iterdir())
         if foreign:
             raise StoreVersionError(f"{path}: not empty and not a store (it has {foreign[0]!r}); give an empty folder")
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
