@@ -36,43 +36,56 @@ def shelf_of(state: ServerState) -> DocumentShelf:
 
 def texts_named(state: ServerState, fields: PromptFields) -> Mapping[str, str]:
     """The text of each document that the messages name. Raises DocumentNotFoundError with near ids,
-    PayloadTooLargeError where they are longer together than a body may be, and OverloadedError where the store fails.
+    PayloadTooLargeError where they are longer together than a body may be, each counted as often as it is named, and
+    OverloadedError where the store fails.
     """
     named = fields.named_documents
     if not named:
         return {}
     if len(named) > MAX_NAMED:
         raise InvalidRequestError(f"messages: {len(named)} documents are named, the limit is {MAX_NAMED}", "messages")
-    found: dict[str, str] = {}
-    size = 0
     try:
-        for document_id, param in named.items():
-            text = state.readings.text(document_id)
-            known = None if text is not None else shelf_of(state).get(document_id)
-            if text is None and known is None:
-                raise not_found(shelf_of(state), document_id, param)
-            size += known.size if known is not None else len((text or "").encode())
-            if size > state.options.max_body_bytes:
-                raise PayloadTooLargeError(
-                    f"the named documents have {size} bytes or more together, the limit is "
-                    f"{state.options.max_body_bytes} (--max-body-bytes): name fewer",
-                    param,
-                    "payload_too_large",
-                )
-            if text is None:
-                text = shelf_of(state).text(document_id)
-            if text is None:
-                raise DocumentNotFoundError(
-                    f"the text of document {document_id[:200]!r} is gone or damaged in the store: read it in again, or "
-                    "send the text",
-                    param,
-                    "document_not_found",
-                )
-            found[document_id] = text
+        read = _sizes_checked(state, named, fields.document_counts)
+        return {key: read[key] if key in read else _stored_text(state, key, param) for key, param in named.items()}
     except StoreError as error:
         logger.error("the documents of a request cannot be read: %s", error)
         raise store_failed(error) from error
-    return found
+
+
+def _sizes_checked(state: ServerState, named: Mapping[str, str], counts: Mapping[str, int]) -> dict[str, str]:
+    """The texts of those that are being read. By the sizes on record, each as often as it stands in the prompt: no
+    stored text is unpacked, and none repeated, before all are known to fit.
+    """
+    read: dict[str, str] = {}
+    size = 0
+    for document_id, param in named.items():
+        text = state.readings.text(document_id)
+        known = None if text is not None else shelf_of(state).get(document_id)
+        if text is not None:
+            read[document_id] = text
+        elif known is None:
+            raise not_found(shelf_of(state), document_id, param)
+        size += counts[document_id] * (known.size if known is not None else len((text or "").encode()))
+        if size > state.options.max_body_bytes:
+            raise PayloadTooLargeError(
+                f"the named documents have {size} bytes or more together, each counted as often as it is named, the "
+                f"limit is {state.options.max_body_bytes} (--max-body-bytes): name fewer",
+                param,
+                "payload_too_large",
+            )
+    return read
+
+
+def _stored_text(state: ServerState, document_id: str, param: str) -> str:
+    text = shelf_of(state).text(document_id)
+    if text is None:
+        raise DocumentNotFoundError(
+            f"the text of document {document_id[:200]!r} is gone or damaged in the store: read it in again, or send "
+            "the text",
+            param,
+            "document_not_found",
+        )
+    return text
 
 
 def not_found(shelf: DocumentShelf, document_id: str, param: str | None) -> DocumentNotFoundError:

@@ -7,6 +7,7 @@ Checks that need the model (context length, vocabulary, which efforts exist) are
 """
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, TypeVar
@@ -367,6 +368,12 @@ class PromptFields(WireModel):
                 if isinstance(part, DocumentPart):
                     found.setdefault(part.document_id, f"messages[{i}].content[{j}].document_id")
         return found
+
+    @property
+    def document_counts(self) -> Counter[str]:
+        """How often the messages name each document: its text stands in the prompt as often."""
+        parts = (part for message in self.messages if isinstance(message.content, list) for part in message.content)
+        return Counter(part.document_id for part in parts if isinstance(part, DocumentPart))
 
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]

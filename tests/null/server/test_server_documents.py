@@ -158,6 +158,23 @@ def test_many_and_long_documents_are_refused(server, monkeypatch):
         assert "the limit is 1024" in answer.json()["error"]["message"]
 
 
+def test_a_document_named_often_is_refused_before_its_text_is_there(server, shelf, monkeypatch):
+    key = post(server, text=TEXT).json()["id"]
+    size = len(TEXT.encode())
+    unpacked: list[str] = []
+    text_of = shelf.text
+    monkeypatch.setattr(shelf, "text", lambda document_id: unpacked.append(document_id) or text_of(document_id))
+    with serving(shelf=shelf, options=ServerOptions(max_body_bytes=3 * size), max_model_len=8192) as small:
+        assert ask(small, *[part(key)] * 3).status_code == 200
+        assert unpacked == [key]
+        answer = ask(small, *[part(key)] * 4)
+        assert answer.status_code == 413
+        assert f"{4 * size} bytes" in answer.json()["error"]["message"]
+        tokenize = {"messages": [{"role": "user", "content": [part(key)]}] * 4}
+        assert httpx.post(f"{small.url}/tokenize", json=tokenize).status_code == 413
+    assert unpacked == [key]
+
+
 def test_without_a_store():
     with serving() as plain:
         for answer in (
