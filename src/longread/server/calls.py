@@ -192,7 +192,8 @@ def difference(excerpt: Excerpt, decode: Decode) -> Json:
 
 
 class Calls:
-    """The last ``limit`` calls, by answer id and by request id; a request id that comes again means the newest.
+    """The last ``limit`` calls, by answer id and by request id. A request id that comes again with the same API key
+    means the newest; another key's is another call.
 
     ``observers`` are told of each call when it ends.
     """
@@ -201,16 +202,16 @@ class Calls:
         self._limit = limit
         self._observers = tuple(observers)
         self._calls: OrderedDict[str, Call] = OrderedDict()
-        self._named: dict[str, str] = {}
+        self._named: dict[tuple[int | None, str], str] = {}  # clients choose request ids: each key has its own
 
     def add(self, call: Call) -> None:
         """Keep a call; the oldest goes when there are too many."""
         self._calls[call.answer_id] = call
-        self._named[call.request_id] = call.answer_id
+        self._named[call.key, call.request_id] = call.answer_id
         if len(self._calls) > self._limit:
             old_id, old = self._calls.popitem(last=False)
-            if self._named.get(old.request_id) == old_id:
-                del self._named[old.request_id]
+            if self._named.get((old.key, old.request_id)) == old_id:
+                del self._named[old.key, old.request_id]
 
     def end(self, call: Call) -> None:
         """Nothing more will happen to it; one that still ran was left by its client."""
@@ -221,8 +222,8 @@ class Calls:
 
     def find(self, name: str, key: int | None) -> Call | None:
         """By either id, among the calls that came with the same API key."""
-        call = self._calls.get(name) or self._calls.get(self._named.get(name, ""))
-        return call if call is not None and call.key == key else None
+        mine = self._calls.get(name)
+        return mine if mine is not None and mine.key == key else self._calls.get(self._named.get((key, name), ""))
 
     def newest(self, limit: int, key: int | None) -> list[Call]:
         """Newest first."""

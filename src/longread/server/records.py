@@ -17,7 +17,7 @@ from longread.spec.errors import InvalidRequestError, RecordNotFoundError
 async def newest(request: Request) -> Response:
     """The newest first; ``limit`` in the query, 20 without it."""
     given = request.query_params.get("limit", "20")
-    if not (given.isascii() and given.isdigit() and 1 <= int(given[:9]) <= MAX_RECORDS):
+    if not (given.isascii() and given.isdigit() and len(given) < 10 and 1 <= int(given) <= MAX_RECORDS):
         raise InvalidRequestError(f"limit: {given[:20]!r} is not a number in 1..{MAX_RECORDS}", param="limit")
     calls = state_of(request).calls.newest(int(given), request.state.key)
     return json_response({"object": "list", "data": [call.summary() for call in calls]})

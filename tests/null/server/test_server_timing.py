@@ -275,7 +275,7 @@ def test_refused_calls_and_unknown_ids(http: httpx.Client) -> None:
     assert http.get(RECORDS, params={"limit": 1}).json()["data"] == before
     missing = http.get(f"{RECORDS}/chatcmpl-nothing")
     assert missing.status_code == 404 and missing.json()["error"]["code"] == "record_not_found"
-    for limit in ("0", "x", "99999999999999999999", "-1", "٣"):
+    for limit in ("0", "x", "99999999999999999999", "-1", "٣", "000000001" + "0" * 5000):
         assert http.get(RECORDS, params={"limit": limit}).status_code == 400
 
 
@@ -312,6 +312,22 @@ def test_a_key_learns_nothing_of_another_keys_prompt(secret: str) -> None:
             assert counts == {"complete": 0, "corrupt_record": 0, "caching_off": 0, "withheld": 1 + len(told)}
         assert httpx.get(running.url + RECORDS).status_code == 401
     assert len({each["device_tokens"] for each in told}) == 1
+
+
+def test_two_keys_may_choose_the_same_request_id() -> None:
+    ids: dict[str, str] = {}
+    options, headers = ServerOptions(api_key=("one", "two")), {"X-Request-Id": "shared"}
+    with serving(options=options) as running, httpx.Client(base_url=running.url, headers=headers) as client:
+        keys = {name: {"Authorization": f"Bearer {name}"} for name in ("one", "two")}
+        for name, key in keys.items():
+            ids[name] = client.post(CHAT, json=body("hi"), headers=key).json()["id"]
+        for name, key in keys.items():
+            assert client.get(f"{RECORDS}/shared", headers=key).json()["id"] == ids[name]
+        # An answer's id as another's request id hides neither.
+        client.post(CHAT, json=body("hi"), headers=keys["two"] | {"X-Request-Id": ids["one"]})
+        assert client.get(f"{RECORDS}/{ids['one']}", headers=keys["one"]).json()["id"] == ids["one"]
+        assert client.get(f"{RECORDS}/{ids['one']}", headers=keys["two"]).json()["request_id"] == ids["one"]
+        assert client.get(f"{RECORDS}/{ids['two']}", headers=keys["one"]).status_code == 404
 
 
 def call_named(i: int, name: str = "", key: int | None = None) -> Call:
