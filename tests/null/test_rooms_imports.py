@@ -42,7 +42,7 @@ BROAD_EXCEPT: dict[str, str] = {
     "longread.cli.main": "the process's edge: an unknown error becomes one line and an exit code",
     "longread.server.driver": "the engine thread's edge: its failure becomes the end of every request",
     "longread.wire.tokenizer": "the edge of a third-party parser that raises Exception itself for a bad tokenizer.json",
-    "longread.wire.documents.files": "the edge of third-party readers: what a damaged PDF or DOCX raises is open",
+    "longread.wire.documents.formats": "the edge of third-party readers: what a damaged PDF or DOCX raises is open",
     "longread.kv.transfer": "the I/O threads' edge: whatever breaks in there, no request waits for ever",
     "longread.engine.engine": "a step's edge: what breaks in the model fails the requests of that step only",
     "longread.engine.session": "the same edge for a session: half-written state is dropped, the error re-raised",

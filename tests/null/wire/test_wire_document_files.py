@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pathspec import GitIgnoreSpec
 
 from longread.spec.errors import DocumentError
-from longread.wire.documents import files, ignore, tree
+from longread.wire.documents import apart, files, formats, ignore, tree
 from longread.wire.documents.files import read_bytes, read_file
 from longread.wire.documents.tree import read_tree
 
@@ -69,9 +69,12 @@ def test_a_zip_that_is_no_docx_and_one_that_explodes(monkeypatch):
         read_bytes(buffer.getvalue(), "a.zip", "a.zip")
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("word/document.xml", "x" * 100_000)
-    monkeypatch.setattr(files, "MAX_UNPACKED", 99_999)
+    monkeypatch.setattr(formats, "MAX_BODY", 99_999)
+    with pytest.raises(DocumentError, match="of 100,000 bytes unpacked, the limit is 99,999"):
+        formats.docx_text(buffer.getvalue())
+    monkeypatch.setattr(formats, "MAX_UNPACKED", 99_999)
     with pytest.raises(DocumentError, match="unpacks to 100,000 bytes"):
-        read_bytes(buffer.getvalue(), "a.docx", "a.docx")
+        formats.docx_text(buffer.getvalue())
 
 
 def docx_bytes(fill) -> bytes:
@@ -147,6 +150,43 @@ def test_a_missing_library_names_the_extra(module, data, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(DocumentError, match=r"pip install 'longread\[documents\]'"):
         read_bytes(data, "x", "x")
+
+
+def test_a_cell_over_any_number_of_columns_is_refused():
+    def fill(document):
+        cell = document.add_table(rows=1, cols=1).cell(0, 0)
+        cell.text = "x"
+        cell._tc.grid_span = 100_000_000
+
+    with pytest.raises(DocumentError, match=r"a.docx: has a table cell that covers 100,000,000 columns, the limit is"):
+        read_bytes(docx_bytes(fill), "a.docx", "a.docx")
+
+
+def test_one_page_many_times_is_read_once_and_its_text_is_bounded(monkeypatch):
+    pypdf = pytest.importorskip("pypdf")
+    data = pdf_bytes("Same page.").replace(b"/Kids [5 0 R] /Count 1", b"/Kids [" + b"5 0 R " * 500 + b"] /Count 500")
+    reads = []
+    real = pypdf.PageObject.extract_text
+    monkeypatch.setattr(pypdf.PageObject, "extract_text", lambda page: reads.append(1) or real(page))
+    assert formats.pdf_text(data)[0].count("Same page.") == 500
+    assert len(reads) == 1
+    monkeypatch.setattr(formats, "MAX_TEXT", 100)
+    with pytest.raises(DocumentError, match=r"has 110 characters of text up to page 11 of 500, the limit is 100"):
+        formats.pdf_text(data)
+    monkeypatch.setattr(formats, "MAX_PAGES", 499)
+    with pytest.raises(DocumentError, match="has 500 pages, the limit is 499"):
+        formats.pdf_text(data)
+
+
+def test_parsing_has_a_limit_of_time_and_of_memory(monkeypatch):
+    data = pdf_bytes("x")
+    monkeypatch.setattr(apart, "MEMORY", 200 << 20)
+    large = docx_bytes(lambda document: [document.add_paragraph("x" * 3_000_000) for _ in range(15)])
+    with pytest.raises(DocumentError, match=r"a.docx: .*209,715,200 bytes of memory"):
+        read_bytes(large, "a.docx", "a.docx")
+    monkeypatch.setattr(apart, "SECONDS", 0)
+    with pytest.raises(DocumentError, match=r"a.pdf: as a PDF it took more than 0 s to read, the limit: split it"):
+        read_bytes(data, "a.pdf", "a.pdf")
 
 
 def test_a_tree_in_sorted_order_under_headings(tmp_path):

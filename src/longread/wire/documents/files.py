@@ -2,22 +2,17 @@
 
 Knows formats, bytes and paths; must not know folders, prompts or stores. A text file's text is exactly its characters
 (line ends included), so that whoever sends the same characters sends the same prompt; only a byte order mark is
-dropped. The libraries for PDF and DOCX are an extra and are loaded when such a file is read.
+dropped. The libraries for PDF and DOCX are an extra; they run in a process of their own.
 """
 
-import io
-import zipfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from longread.spec.documents import MAX_NAME
 from longread.spec.errors import DocumentError
+from longread.wire.documents.apart import parse_apart
 
 MAX_BYTES = 256 << 20  # of one file; longer than any context, and what a mistyped path could name is longer still
-MAX_UNPACKED = 512 << 20  # of a DOCX's parts together: a small file may unpack to any size
-MAX_PAGES = 20_000
 _BINARY_PROBE = 8192
 _MARKS = ((b"\xef\xbb\xbf", "utf-8"), (b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be"))
 
@@ -56,9 +51,9 @@ def read_file(path: Path) -> DocumentText:
 def read_bytes(data: bytes, name: str, shown: str) -> DocumentText:
     """The same for a file's content. Its first bytes, not its name, say what it is. ``shown``: its name in errors."""
     if data.startswith(b"%PDF-"):
-        return _pdf(data, name, shown)
+        return _parsed("PDF", data, name, shown)
     if data.startswith(b"PK\x03\x04"):
-        return _docx(data, name, shown)
+        return _parsed("DOCX", data, name, shown)
     return DocumentText(name, decode(data, shown))
 
 
@@ -85,69 +80,8 @@ def binary(data: bytes) -> bool:
     return b"\0" in data[:_BINARY_PROBE] and not data.startswith((b"\xff\xfe", b"\xfe\xff"))
 
 
-def _pdf(data: bytes, name: str, shown: str) -> DocumentText:
-    """Each page's text, a blank line apart. Pages without text (scans) are told, not read."""
+def _parsed(kind: str, data: bytes, name: str, shown: str) -> DocumentText:
     try:
-        import pypdf
-    except ImportError as error:
-        raise _missing(shown, "PDF") from error
-    try:
-        reader = pypdf.PdfReader(io.BytesIO(data))
-        locked = reader.is_encrypted and not reader.decrypt("")
-        count = 0 if locked else len(reader.pages)
-        pages = [reader.pages[i].extract_text().strip() for i in range(count)] if count <= MAX_PAGES else []
-    except Exception as error:  # what a damaged file raises in there is no closed list
-        raise DocumentError(f"{shown}: is no readable PDF ({type(error).__name__}: {str(error)[:200]})") from error
-    if locked:
-        raise DocumentError(f"{shown}: needs a password; save a copy without one")
-    if count > MAX_PAGES:
-        raise DocumentError(f"{shown}: has {count:,} pages, the limit is {MAX_PAGES:,}: split it")
-    blank = [i for i, page in enumerate(pages, start=1) if not page]
-    if len(blank) == count:
-        raise DocumentError(f"{shown}: none of its {count} pages has text; scans need text recognition first")
-    notes = (f"{len(blank)} of {count} pages have no text (first: page {blank[0]}) and are left out",) if blank else ()
-    return DocumentText(name, "\n\n".join(_well_formed(page) for page in pages if page) + "\n", notes)
-
-
-def _docx(data: bytes, name: str, shown: str) -> DocumentText:
-    """Headings with Markdown's marks, paragraphs, and tables row by row, in the order of the body."""
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            parts, unpacked = set(archive.namelist()), sum(part.file_size for part in archive.infolist())
-    except zipfile.BadZipFile as error:
-        raise DocumentError(f"{shown}: is a damaged ZIP archive ({error})") from error
-    if "word/document.xml" not in parts:
-        raise DocumentError(f"{shown}: is a ZIP archive, but no DOCX; unpack it and name the folder")
-    if unpacked > MAX_UNPACKED:
-        raise DocumentError(f"{shown}: unpacks to {unpacked:,} bytes, the limit is {MAX_UNPACKED:,}")
-    try:
-        import docx
-    except ImportError as error:
-        raise _missing(shown, "DOCX") from error
-    try:
-        blocks = [block for block in _blocks(docx.Document(io.BytesIO(data))) if block]
-    except Exception as error:  # as above
-        raise DocumentError(f"{shown}: is no readable DOCX ({type(error).__name__}: {str(error)[:200]})") from error
-    if not blocks:
-        raise DocumentError(f"{shown}: has no text")
-    return DocumentText(name, "\n\n".join(map(_well_formed, blocks)) + "\n")
-
-
-def _blocks(document: Any) -> Iterator[str]:
-    for block in document.iter_inner_content():
-        if hasattr(block, "rows"):
-            yield "\n".join(" | ".join(cell.text.replace("\n", " ") for cell in row.cells) for row in block.rows)
-            continue
-        style = block.style.name or "" if block.style is not None else ""
-        level = style.removeprefix("Heading ")
-        heading = "#" * int(level) + " " if style != level and level.isdecimal() and 1 <= int(level) <= 6 else ""
-        yield heading + block.text.strip() if block.text.strip() else ""
-
-
-def _well_formed(text: str) -> str:
-    """A damaged font table can yield lone surrogates, which no UTF-8 has."""
-    return text.encode(errors="replace").decode()
-
-
-def _missing(shown: str, kind: str) -> DocumentError:
-    return DocumentError(f"{shown}: reading {kind} needs an extra: pip install 'longread[documents]'")
+        return DocumentText(name, *parse_apart(kind, data))
+    except DocumentError as error:
+        raise DocumentError(f"{shown}: {error}") from error

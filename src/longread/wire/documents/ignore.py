@@ -13,7 +13,6 @@ import stat
 from pathlib import Path
 
 from pathspec import GitIgnoreSpec
-from pathspec.pattern import RegexPattern
 from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
 
 MAX_IGNORE_BYTES = 256 << 10  # of one .gitignore
@@ -37,7 +36,8 @@ def read_ignore(path: Path) -> tuple[GitIgnoreSpec | None, list[str]]:
         return None, []
     except OSError as error:
         return None, [f"cannot be read ({error.strerror})"]
-    patterns, left_out = [], []
+    patterns: list[GitIgnoreSpecPattern] = []
+    left_out = []
     for number, line in enumerate(lines, start=1):
         if not line.strip() or line.startswith("#"):
             continue
@@ -53,7 +53,7 @@ def read_ignore(path: Path) -> tuple[GitIgnoreSpec | None, list[str]]:
     return (GitIgnoreSpec(patterns, backend="simple") if patterns else None), left_out
 
 
-def _pattern(line: str) -> RegexPattern | str | None:
+def _pattern(line: str) -> GitIgnoreSpecPattern | str | None:
     """One line's rule; a text: why it is left out; None: it says nothing."""
     if len(line) > MAX_PATTERN:
         return f"a pattern of {len(line):,} characters, the limit is {MAX_PATTERN}"
@@ -68,7 +68,7 @@ def _pattern(line: str) -> RegexPattern | str | None:
         return f"more than {_MAX_DEEP} ** in one pattern"
     if "[" in line and source.count(_STAR) > _MAX_STARS:
         return f"more than {_MAX_STARS} * in one pattern with brackets"
-    return RegexPattern(re.compile(_atomic(source)), include=made.include)
+    return GitIgnoreSpecPattern(re.compile(_atomic(source)), include=made.include)
 
 
 def _atomic(source: str) -> str:
