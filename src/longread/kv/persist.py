@@ -12,12 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from longread.kv.cache import KVCache
+from longread.kv.chain import ID_BYTES, encode
 from longread.kv.index import Entry
 from longread.kv.lease import Lease, RecordStore
 from longread.kv.records import Kind, Record
 from longread.kv.transfer import Disk, IOThreads, Write
 from longread.spec.errors import StoreError
-from longread.spec.state import PAGE_TOKENS
+from longread.spec.state import PAGE_TOKENS, page_hash
 
 PORTION_BYTES = 32 * 2**20  # copied between two steps: some milliseconds
 QUEUE_BYTES = 256 * 2**20  # copies that wait for the disk
@@ -80,8 +81,12 @@ class Persister:
             return
         first = min(lease.stored, whole)
         assert entry.parent is not None
+        key, run = entry.key, entry.run
+        rest = lease.tokens[whole * PAGE_TOKENS :]
+        if rest and len(rest) < entry.length:  # a longer run stands for it on the device; a document has its own key
+            key, run = page_hash(entry.parent.key, rest), encode(rest)
         keys = lease.hashes[first:whole]
-        self._landings.append(_Landing(lease, first, keys, entry.key, entry.parent.key, entry.run))
+        self._landings.append(_Landing(lease, first, keys, key, entry.parent.key, run))
         lease.stored = whole
 
     def advanced(self, lease: Lease, start: int) -> None:
@@ -131,7 +136,9 @@ class Persister:
                 if entry is None:  # evicted before its turn: nothing behind it can be reached on the disk
                     self._give_up(landing)
                     return write, True
-                self._add_page(write, "page", entry)
+                assert entry.parent is not None
+                payload = self._page(entry, PAGE_TOKENS)
+                self._add(write, Record("page", key, entry.parent.key, entry.depth, entry.run, payload))
             landing.next += 1
         if landing.next < len(landing.keys):
             return write, False
@@ -143,16 +150,18 @@ class Persister:
         if entry is None or (self._cache.has_rings and entry.snapshot is None):
             self.skipped += 1
             return
-        kind: Kind = "page" if entry.full else "tail"
-        if entry.key not in landing.keys[-1:] and not self._has(kind, entry.key):
-            self._add_page(write, kind, entry)
+        tokens = len(landing.run) // ID_BYTES
+        kind: Kind = "page" if tokens == PAGE_TOKENS else "tail"
+        if landing.at not in landing.keys[-1:] and not self._has(kind, landing.at):
+            payload = self._page(entry, tokens)
+            self._add(write, Record(kind, landing.at, landing.parent, entry.depth, landing.run, payload))
         if entry.snapshot is not None and not self._has("ring", entry.key):
             payload = bytearray(self._records.ring_bytes)
             self._records.read_ring(entry.snapshot, memoryview(payload))
-            self._add(write, "ring", entry, b"", payload)
+            self._add(write, Record("ring", entry.key, landing.parent, entry.depth, b"", payload))
 
     def _landing_entry(self, landing: _Landing) -> Entry | None:
-        """The entry that was published, or what has taken its place: without rings a longer run serves as well."""
+        """The entry that was published, or one whose page has its rows: without rings, that of any longer run."""
         index = self._cache.index
         entry = index.get(landing.at)
         if entry is None and not self._cache.has_rings:
@@ -160,15 +169,14 @@ class Persister:
             entry = index.covering(parent, landing.run) if parent is not None else None
         return entry
 
-    def _add_page(self, write: Write, kind: Kind, entry: Entry) -> None:
+    def _page(self, entry: Entry, tokens: int) -> bytearray:
         payload = bytearray(self._records.page_bytes)
-        self._records.read_page(entry.page, memoryview(payload), entry.length)
-        self._add(write, kind, entry, entry.run, payload)
+        self._records.read_page(entry.page, memoryview(payload), tokens)
+        return payload
 
-    def _add(self, write: Write, kind: Kind, entry: Entry, run: bytes, payload: bytearray) -> None:
-        assert entry.parent is not None
-        write.records.append(Record(kind, entry.key, entry.parent.key, entry.depth, run, payload))
-        write.size += len(payload)
+    def _add(self, write: Write, record: Record) -> None:
+        write.records.append(record)
+        write.size += len(record.payload)
 
     def _give_up(self, landing: _Landing) -> None:
         self.skipped += 1

@@ -134,6 +134,18 @@ def test_several_files_and_a_folder(model: Path, tmp_path: Path, capsys: pytest.
     assert f"{tree}: skipped 1 binary (logo.png)" in captured.err
 
 
+def test_asked_about_by_text_before_it_is_read(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, store = tmp_path / "a.txt", tmp_path / "store"
+    file.write_text(LINES)
+    answers(model, store, [prompt(model, LINES, "How much?")])
+    (document,) = ingest(capsys, model, store, file)
+    opened = DiskStore.open(store, None, max_bytes=2**30, read_only=True)
+    (listed,) = opened.documents()
+    assert listed.id == document["id"] and opened.document_state(listed).whole
+    assert opened.export(listed.id, tmp_path / "file") > 0
+    opened.close()
+
+
 @contextmanager
 def reading(arguments: list[str]) -> Iterator[subprocess.Popen[str]]:
     program = [sys.executable, "-m", "longread.cli.main", *arguments]

@@ -10,6 +10,8 @@ from memory_disk import MemoryDisk
 from toy_model import MLA_GROUPS, RING_GROUPS, ToyModel, toy_engine
 
 from longread.engine.engine import LocalEngine
+from longread.kv.chain import encode
+from longread.spec.documents import landing_key
 from longread.spec.engine import FinishEvent, GenerationRequest, SamplingParams, TokenEvent
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
@@ -317,6 +319,28 @@ def test_portions_that_wait_for_a_slow_disk_lose_nothing(groups, monkeypatch: py
         assert not disk.writes
         warm, end = ask(engine, tokens)
         assert warm == answer and end.reuse.reason == "complete" and end.reuse.disk_tokens >= 1499
+
+
+@BOTH
+@pytest.mark.parametrize("length", [700, 768])
+def test_a_document_has_its_own_record_also_after_longer_texts(groups, length: int) -> None:
+    """It is known by its last key, whatever else begins like it."""
+    tokens = prompt(length)
+    engine = toy_engine(groups, disk=MemoryDisk())
+    ask(engine, tokens + prompt(100, 7), "question")
+    engine.submit(GenerationRequest("document", tokens, SamplingParams(temperature=0.0, max_tokens=1)))
+    drain(engine)
+    assert engine.flush(10)
+    key, records = landing_key(b"toy", tokens), engine._tiers.disk.records
+    own = records["page" if length == 768 else "tail", key]
+    assert own.run == encode(tokens[length // 256 * 256 :] or tokens[-256:])
+    assert (("ring", key) in records) == (groups is RING_GROUPS)
+    alone = toy_engine(groups, disk=MemoryDisk())
+    alone.submit(GenerationRequest("document", tokens, SamplingParams(temperature=0.0, max_tokens=1)))
+    drain(alone)
+    assert alone.flush(10) and bytes(own.payload) == bytes(alone._tiers.disk.records[own.kind, key].payload)
+    alone.close()
+    engine.close()
 
 
 def test_too_many_landing_points_are_skipped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
