@@ -12,8 +12,9 @@ SMALL = Layout(ROOT, "tiny", "float32", page_bytes=600, ring_bytes=250)
 
 
 def payload_of(kind: Kind, key: bytes, layout: Layout = SMALL) -> bytes:
+    """Without any byte's highest bit: then it is finite as float32 and as bfloat16."""
     size = layout.payload_bytes(kind)
-    return hashlib.shake_128(kind.encode() + key).digest(size)
+    return bytes(byte & 0x7F for byte in hashlib.shake_128(kind.encode() + key).digest(size))
 
 
 def record_of(kind: Kind, parent: bytes, depth: int, run: bytes, layout: Layout = SMALL) -> Record:

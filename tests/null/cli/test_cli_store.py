@@ -10,6 +10,7 @@ from longread.cli import main as cli
 from longread.kv.disk.format import HEADER_BYTES
 from longread.kv.disk.store import DiskStore
 from longread.kv.records import DocumentInfo, Layout, Record
+from longread.spec.documents import document_id
 
 Capture = pytest.CaptureFixture[str]
 OTHER = Layout(bytes(range(16, 32)), "other", "bfloat16", page_bytes=300, ring_bytes=0)
@@ -74,12 +75,17 @@ def test_pin_unpin_gc_rm(folder: Path, capsys: Capture) -> None:
 
 def test_export_and_import(folder: Path, tmp_path: Path, capsys: Capture) -> None:
     file = tmp_path / "one.longread"
-    assert "written" in run(capsys, folder, "export", "doc-aa11", str(file))
-    assert "--force" in run(capsys, folder, "export", "doc-aa11", str(file), code=1)
-    run(capsys, folder, "export", "doc-aa11", str(file), "--force")
+    store = DiskStore.open(folder, SMALL, max_bytes=2**30)
+    records = chain_of([0, *range(700)])
+    ident = document_id(records[-1].key)
+    store.write([], document=document(records, ident, "a novel"))
+    store.close()
+    assert "written" in run(capsys, folder, "export", ident, str(file))
+    assert "--force" in run(capsys, folder, "export", ident, str(file), code=1)
+    run(capsys, folder, "export", ident, str(file), "--force")
     target = tmp_path / "target"
     assert "701 tokens" in run(capsys, target, "import", str(file), "--pin")
-    assert as_json(capsys, target, "show", "doc-aa11")["pinned"]
+    assert as_json(capsys, target, "show", ident)["pinned"]
     file.write_bytes(file.read_bytes()[:-1])
     assert "damaged" in run(capsys, target, "import", str(file), code=1)
     assert "No such file" in run(capsys, target, "import", str(tmp_path / "none"), code=2)

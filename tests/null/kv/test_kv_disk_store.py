@@ -15,6 +15,7 @@ from longread.kv.disk import segments
 from longread.kv.disk.store import DiskStore
 from longread.kv.disk.transfer import write_file
 from longread.kv.records import CONTENT_ROOT, DocumentInfo, Layout, Record, chain_key
+from longread.spec.documents import document_id
 from longread.spec.errors import DocumentFileError, StoreError, StoreFullError, StoreReadOnlyError, StoreVersionError
 
 BIG = 2**30
@@ -40,9 +41,14 @@ def all_there(store: DiskStore, records: list[Record]) -> bool:
 def named(records: list[Record], called: str = "novel", **fields: object) -> DocumentInfo:
     ids = b"".join(record.run for record in records)
     info = DocumentInfo(
-        f"doc-{called}", called, "tiny", len(ids) // 4, 11, records[-1].key, token_ids=ids, text="some text é"
+        f"doc-{called}", called, "tiny", len(ids) // 4, 12, records[-1].key, token_ids=ids, text="some text é"
     )
     return replace(info, **fields)  # type: ignore[arg-type]
+
+
+def exportable(records: list[Record], **fields: object) -> DocumentInfo:
+    """With the id that its tail gives it, as a shelf enters it."""
+    return named(records, **({"id": document_id(records[-1].key)} | fields))
 
 
 def test_what_is_written_is_known_and_read_back(store: DiskStore) -> None:
@@ -221,32 +227,33 @@ def test_a_document_goes_from_store_to_store_in_a_file(store: DiskStore, tmp_pat
     records = chain_of(range(1400))
     middle = ring_of(records[3])
     early = ring_of(records[0])
-    store.write([*records, middle, early], document=named(records))
-    size = store.export("doc-novel", tmp_path / "novel.longread")
+    novel = exportable(records)
+    store.write([*records, middle, early], document=novel)
+    size = store.export(novel.id, tmp_path / "novel.longread")
     assert (tmp_path / "novel.longread").stat().st_size == size
     target = DiskStore.open(tmp_path / "other", None, max_bytes=BIG)
     info = target.import_(tmp_path / "novel.longread")
-    assert (info.id, info.root, info.label) == ("doc-novel", ROOT, "tiny")
+    assert (info.id, info.root, info.label) == (novel.id, ROOT, "tiny")
     assert all_there(target, [*records, middle])
     assert target.get("ring", early.key) is None
-    assert target.import_(tmp_path / "novel.longread").id == "doc-novel"
+    assert target.import_(tmp_path / "novel.longread").id == novel.id
     assert target.document_state(target.documents()[0]).whole
     assert target.verify().sound
     target.close()
     with pytest.raises(StoreError, match="there is no document"):
         store.export("doc-none", tmp_path / "none")
-    store.remove("doc-novel")
-    store.write(records[:2], document=named(records))
+    store.remove(novel.id)
+    store.write(records[:2], document=novel)
     with pytest.raises(StoreError, match="ingest it again"):
-        store.export("doc-novel", tmp_path / "half")
+        store.export(novel.id, tmp_path / "half")
     assert not (tmp_path / "half").exists()
 
 
 def test_a_damaged_document_file_changes_nothing(store: DiskStore, tmp_path: Path) -> None:
     records = chain_of(range(600))
-    store.write(records, document=named(records))
+    store.write(records, document=exportable(records))
     file = tmp_path / "novel"
-    store.export("doc-novel", file)
+    store.export(exportable(records).id, file)
     whole, draw = file.read_bytes(), random.Random(5)
     target = DiskStore.open(tmp_path / "other", SMALL, max_bytes=BIG)
     damaged = [whole[:cut] for cut in draw.sample(range(len(whole)), 60)] + [whole + b"x", b"", whole[20:]]
@@ -270,20 +277,20 @@ def test_a_document_file_that_is_whole_but_of_other_text_is_refused(store: DiskS
     records = chain_of(range(600), rings=False)
     other = chain_of([1, *range(599)])
     wrong = [
-        (named(records, tail=records[0].key), records),
-        (named(records, token_ids=named(other).token_ids), records),
-        (named(records), records[:-1]),
-        (named(records), [records[1], records[0], records[2]]),
-        (named(records), [records[0], ring_of(records[1]), *records[1:]]),
-        (named(other), [*other, *records]),
+        (exportable(records, tail=records[0].key), records),
+        (exportable(records, token_ids=exportable(other).token_ids), records),
+        (exportable(records), records[:-1]),
+        (exportable(records), [records[1], records[0], records[2]]),
+        (exportable(records), [records[0], ring_of(records[1]), *records[1:]]),
+        (exportable(other), [*other, *records]),
     ]
     for number, (info, some) in enumerate(wrong):
         write_file(tmp_path / str(number), SMALL, info, len(some), iter(some))
         with pytest.raises(DocumentFileError):
             store.import_(tmp_path / str(number))
-    write_file(tmp_path / "right", SMALL, named(records), len(records), iter(records))
+    write_file(tmp_path / "right", SMALL, exportable(records), len(records), iter(records))
     store.import_(tmp_path / "right")
-    write_file(tmp_path / "model", OTHER, named(records), len(records), iter(records))
+    write_file(tmp_path / "model", OTHER, exportable(records), len(records), iter(records))
     with pytest.raises(DocumentFileError, match="another model"):
         store.import_(tmp_path / "model")
 

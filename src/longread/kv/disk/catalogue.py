@@ -273,6 +273,36 @@ def row_of(found: tuple) -> Row | None:
     return Row(number, known, Place(name, offset, size))
 
 
+def enter_imported_root(write: sqlite3.Connection, layout: Layout, records: int) -> int:
+    """The number of a cache root that a file tells of, entered if it is new. Inside a transaction.
+
+    Without records nothing shows that the file's sizes are the model's: they are entered as unknown, for the first
+    process that has the model to correct. Raises StoreError if the root is known with other sizes.
+    """
+    write.execute(
+        "INSERT INTO roots (root, label, dtype, page_bytes, ring_bytes) VALUES (?, ?, ?, ?, ?) ON CONFLICT (root) DO "
+        "UPDATE SET label = excluded.label, dtype = excluded.dtype, page_bytes = excluded.page_bytes, ring_bytes = "
+        "excluded.ring_bytes WHERE dtype = ? AND NOT EXISTS (SELECT 1 FROM records r WHERE r.root = roots.id)",
+        (
+            layout.root,
+            layout.label,
+            layout.dtype if records else UNKNOWN,
+            layout.page_bytes,
+            layout.ring_bytes,
+            UNKNOWN,
+        ),
+    )
+    sql = "SELECT id, page_bytes, ring_bytes FROM roots WHERE root = ?"
+    number, page_bytes, ring_bytes = write.execute(sql, (layout.root,)).fetchone()
+    if (page_bytes, ring_bytes) != (layout.page_bytes, layout.ring_bytes):
+        raise StoreError(
+            f"the file has {layout.label} with pages of {layout.page_bytes} and rings of {layout.ring_bytes} bytes, "
+            f"the store has it with {page_bytes} and {ring_bytes}; nothing was imported: export it again where the "
+            f"model of this store has read it"
+        )
+    return int(number)
+
+
 def enter_segments(write: sqlite3.Connection, lengths: Mapping[str, int]) -> dict[str, int]:
     """Enter segments with the lengths that are committed; returns their numbers. Inside a transaction."""
     numbers: dict[str, int] = {}

@@ -13,9 +13,11 @@ import xxhash
 from longread.kv.disk.catalogue import Catalogue, Types
 from longread.kv.disk.format import RUN_BYTES_MAX
 from longread.kv.records import DocumentInfo, chain_key
+from longread.spec.errors import DocumentFileError, StoreError
 from longread.spec.state import PAGE_TOKENS
 
 _DIGEST_BYTES = 16
+YEAR_10000 = 253_402_300_800.0  # seconds since 1970
 # From a tail (or any key) back to the first page: every run is found under its key, pages by the parent of the next.
 _CHAIN = """
 WITH RECURSIVE chain (id, key, parent, depth) AS (
@@ -47,8 +49,16 @@ class DocumentState:
 
 
 def enter(write: sqlite3.Connection, root: int, document: DocumentInfo) -> None:
-    """Enter a document, or anew: its first creation time stays, and so does a pin. Inside a transaction."""
+    """Enter a document, or anew: its first creation time stays, and so does a pin. Inside a transaction.
+
+    Raises StoreError for a name or text with lone surrogates, which no encoding has.
+    """
     moment = time.time()
+    try:
+        document.name.encode()
+        text = None if document.text is None else _packed(document.text.encode())
+    except UnicodeEncodeError as error:
+        raise StoreError(f"{document.id}: its name or text is no Unicode ({error.reason}); give another") from None
     write.execute(
         "INSERT INTO documents (id, root, name, tokens, bytes, tail, created, used, pinned, token_ids, text) "
         "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id, root) DO UPDATE SET name = excluded.name, "
@@ -65,9 +75,28 @@ def enter(write: sqlite3.Connection, root: int, document: DocumentInfo) -> None:
             document.used or moment,
             int(document.pinned),
             _packed(document.token_ids),
-            None if document.text is None else _packed(document.text.encode()),
+            text,
         ),
     )
+
+
+def enter_imported(write: sqlite3.Connection, root: int, document: DocumentInfo) -> None:
+    """Enter a document that came in a file; one that is here stays as it is. Inside a transaction.
+
+    Raises DocumentFileError if the one here has another content: an id stands for one text for ever.
+    """
+    sql = "SELECT tail, tokens, bytes, token_ids, text FROM documents WHERE id = ? AND root = ?"
+    row = write.execute(sql, (document.id, root)).fetchone()
+    if row is None:
+        enter(write, root, document)
+        return
+    text = None if document.text is None else document.text.encode()
+    given = (document.tail, document.tokens, document.text_bytes, document.token_ids, text)
+    if (*row[:3], _unpacked(row[3]), _unpacked(row[4])) != given:
+        raise DocumentFileError(
+            f"{document.id} is here with another text; nothing was imported: `longread store rm {document.id}` first "
+            f"if the file's is the right one"
+        )
 
 
 def listed(catalogue: Catalogue) -> list[DocumentInfo]:
@@ -105,7 +134,7 @@ def found(catalogue: Catalogue, document: str, root: int, content: bool = True) 
         info.created,
         info.used,
         ids or b"",
-        None if text is None else text.decode(),
+        None if text is None else _decoded(text),
         info.root,
     )
 
@@ -178,8 +207,20 @@ def state(catalogue: Catalogue, document: DocumentInfo, with_rings: bool) -> Doc
 
 def _info(row: tuple, used: int | None) -> DocumentInfo:
     ident, name, label, tokens, text_bytes, tail, pinned, created, at, root = row
-    last = max(at, (used or 0) / 1e6)
-    return DocumentInfo(ident, name, label, tokens, text_bytes, tail, bool(pinned), created, last, root=root)
+    last = max(_moment(at), _moment((used or 0) / 1e6))
+    return DocumentInfo(ident, name, label, tokens, text_bytes, tail, bool(pinned), _moment(created), last, root=root)
+
+
+def _moment(seconds: float) -> float:
+    """A time that can be shown: 0 for one that is not a number, or beyond the year 9999 (a damaged index)."""
+    return seconds if 0 <= seconds < YEAR_10000 else 0.0
+
+
+def _decoded(text: bytes) -> str | None:
+    try:
+        return text.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 def _packed(data: bytes) -> bytes:

@@ -14,7 +14,7 @@ import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from errno import EDQUOT, ENOSPC, EROFS
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from longread.kv.disk.format import Head, fault, record_size
 from longread.kv.disk.locks import require_locks, share_lock, take_lock, try_lock
 from longread.kv.disk.rebuild import rebuild
 from longread.kv.disk.segments import SEGMENT_BYTES, Place, SegmentReader, SegmentWriter, segment_files
-from longread.kv.disk.transfer import RINGS_BACK, read_description, read_records, write_file
+from longread.kv.disk.transfer import RINGS_BACK, Description, read_description, read_records, write_file
 from longread.kv.disk.verify import Progress, Report, Verdict, verify
 from longread.kv.records import ID_BYTES, KINDS, DocumentInfo, Kind, Known, Layout, Record
 from longread.spec.errors import StoreError, StoreFullError, StoreReadOnlyError, StoreVersionError
@@ -316,11 +316,14 @@ class DiskStore:
             size = os.fstat(source.fileno()).st_size
             with self._write_lock, _system_errors(self.path):
                 description = read_description(source, path)
+                begin = source.tell()
+                for _ in read_records(source, path, description):
+                    pass  # all of it is checked before anything is evicted for it
+                source.seek(begin)
                 self._drop_unsound()
                 self._make_room(size, [])
-                root = self._catalogue.root_id(description.layout)
                 records = (r for r in read_records(source, path, description) if self.get(r.kind, r.key) is None)
-                self._commit(records, description.layout, root, description.document)
+                self._import(records, description)
         return description.document
 
     def _record(self, kind: Kind, key: bytes) -> Record:
@@ -397,6 +400,21 @@ class DiskStore:
             undo.pop_all()
         self._writer.commit()
         return total
+
+    def _import(self, records: Iterable[Record], description: Description) -> None:
+        """Records, model and document in one transaction."""
+        layout, document = description.layout, description.document
+        with ExitStack() as undo:
+            undo.callback(self._writer.rollback)
+            # A document's payloads can be more than the memory: once written, only identities and places are kept.
+            placed = [(replace(each, payload=b""), self._writer.append(each, layout.root)) for each in records]
+            lengths = self._writer.sync()
+            with self._catalogue.transaction() as write:
+                root = index.enter_imported_root(write, layout, description.records)
+                index.insert(write, root, placed, lengths)
+                documents.enter_imported(write, root, document)
+            undo.pop_all()
+        self._writer.commit()
 
     def _attempt(self, place: Place, into: memoryview) -> tuple[Head, bytes] | None:
         try:
