@@ -41,7 +41,8 @@ ADMISSION_WINDOW = 64  # waiting requests looked at in one step, so that a long 
 class Entry:
     """A timeline in the queue. ``arrival`` orders entries and never changes; ``bypassed`` counts later arrivals that
     were admitted while this one lacked pages. ``chain`` keeps the hashes of a waiting timeline's pages, which it is
-    looked up by in each step. ``transfer``: the load that it waits for, ``since`` when; ``loads``: how many it had.
+    looked up by in each step. ``transfer``: the load that it waits for, ``since`` when; ``starter``: whether it is its
+    own; ``loads``: how many of its own it had.
     """
 
     def __init__(self, timeline: Timeline, arrival: int):
@@ -52,6 +53,7 @@ class Entry:
         self.chain: TokenChain | None = None
         self.transfer: Transfer | None = None
         self.since = 0.0
+        self.starter = False
         self.loads = 0
         self._lacked: tuple[int, int] | None = None
 
@@ -260,7 +262,8 @@ class Scheduler:
             assert entry.transfer is not None
             if not entry.preemptions:
                 entry.timeline.admission.add(entry.transfer, entry.since)
-            if entry.transfer.broken is None and not entry.transfer.cancelled:
+            # Somebody else's load need not bring all that there is of this prompt: it is looked up again.
+            if entry.starter and entry.transfer.broken is None and not entry.transfer.cancelled:
                 entry.loads = LOAD_TRIES  # what it brought may be evicted before a slot is free; then it is computed
             entry.transfer = None
             self._loading.remove(entry)
@@ -275,8 +278,10 @@ class Scheduler:
         if found is None:
             return
         entry.since = time.monotonic()
-        entry.transfer = self._tiers.coming(found) or self._tiers.start(found)
-        entry.loads += 1
+        coming = self._tiers.coming(found)
+        entry.transfer = coming or self._tiers.start(found)
+        entry.starter = coming is None
+        entry.loads += entry.starter  # others' loads need no limit: each brings something, or its record is dropped
         self._loading.append(entry)
 
     def _start(self, entry: Entry, chain: TokenChain) -> CapacityError | None:

@@ -210,11 +210,12 @@ class Tiers:
             found = self.find(chain)
             if found is None:
                 return
-            transfer = self.coming(found) or self.start(found)
+            coming = self.coming(found)
+            transfer = coming or self.start(found)
             while not transfer.closed:
                 self.wait(1.0)
                 self.collect()
-            if transfer.broken is None and not transfer.cancelled:
+            if coming is None and transfer.broken is None and not transfer.cancelled:
                 return
 
     def used(self, lease: Lease) -> None:

@@ -120,6 +120,37 @@ def test_the_same_document_is_loaded_once_for_two_requests(groups) -> None:
 
 
 @BOTH
+@pytest.mark.parametrize("use", ["request", "session"])
+def test_who_waited_for_a_shorter_load_goes_on_with_the_rest(groups, use: str) -> None:
+    tokens = prompt(3000)
+    short = tokens[:1100]
+    first = toy_engine(groups, num_pages=40, disk=MemoryDisk())
+    ask(first, short)
+    answer, _ = ask(first, tokens)
+    assert first.flush(10)
+    disk = MemoryDisk(records=first._tiers.disk.records)
+    first.close()
+    engine = toy_engine(groups, num_pages=40, disk=disk)
+    disk.gate.clear()
+    submit(engine, "short", short)
+    engine.step()
+    assert engine.stats().num_requests_loading == 1
+    if use == "request":
+        submit(engine, "long", tokens)
+        engine.step()
+        disk.gate.set()
+        out, ends = drain(engine)
+        assert out["long"] == answer
+        assert ends["long"].cached_tokens > 2990 and ends["long"].reuse.disk_tokens > 1800
+    else:
+        disk.gate.set()
+        with engine.session() as session:
+            assert session.sync(tokens) < 10
+        drain(engine)
+    engine.close()
+
+
+@BOTH
 def test_cancelled_while_it_loads(groups) -> None:
     tokens = prompt(1500)
     with stored(groups, tokens) as (engine, disk, answer):
