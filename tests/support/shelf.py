@@ -10,11 +10,14 @@ from longread.spec.errors import StoreFullError
 
 
 class MemoryShelf:
-    """``full``: adding fails, as on a full disk. ``broken``: nothing works. ``damaged``: texts are gone."""
+    """``full``: adding fails, as on a full disk. ``broken``: nothing works. ``damaged``: texts are gone. ``written``:
+    what was read has reached the disk.
+    """
 
     def __init__(self, root: bytes = b"", model: str = "fake float32"):
         self.root, self.model = root, model
         self.full = self.broken = self.damaged = False
+        self.written = True
         self.threads: set[str] = set()
         self._kept: dict[str, tuple[Document, str]] = {}
 
@@ -32,6 +35,10 @@ class MemoryShelf:
         self._enter()
         found = self._kept.get(document_id)
         return found[1] if found is not None and not self.damaged else None
+
+    def holds(self, tokens: Sequence[int]) -> bool:
+        self._enter()
+        return self.written
 
     def add(self, text: str, *, name: str, tokens: Sequence[int], pinned: bool) -> Document:
         self._enter()

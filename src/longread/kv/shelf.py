@@ -56,8 +56,11 @@ class DiskShelf:
 
     def holds(self, tokens: Sequence[int]) -> bool:
         """Whether all of a prefix is on the disk, so that it can be landed on behind its last token, or it is too short
-        to be worth a record.
+        to be worth a record. Raises StoreError also where the folder was removed: what is written to its open files
+        is lost.
         """
+        if not self._store.path.is_dir():
+            raise StoreError(f"{self._store.path}: the folder was removed while it was in use; restart the server")
         layout = self._store.layout
         assert layout is not None
         key = landing_key(self._root, tokens)
@@ -107,6 +110,9 @@ class LateShelf:
 
     def text(self, document_id: str) -> str | None:
         return self._there().text(document_id)
+
+    def holds(self, tokens: Sequence[int]) -> bool:
+        return self._there().holds(tokens)
 
     def add(self, text: str, *, name: str, tokens: Sequence[int], pinned: bool) -> Document:
         return self._there().add(text, name=name, tokens=tokens, pinned=pinned)

@@ -1,7 +1,7 @@
 """The routes of stored documents: read one in, list them, look at one, remove one.
 
-Knows: the shelf, the readings, the chat encoding. Must not know: how a document is stored. All keys of a server see
-the same documents.
+Knows: the shelf, the readings, the chat encoding. Must not know: how a document is stored. All keys of a server see,
+ask about and remove the same documents.
 """
 
 import asyncio
@@ -128,7 +128,7 @@ def reading_json(reading: Reading, model: str) -> Json:
         "name": reading.name,
         "model": model,
         "bytes": reading.size,
-        "tokens": len(reading.ids),
+        "tokens": reading.tokens,
         "created": int(reading.created),
         "pinned": reading.pinned,
     }

@@ -108,7 +108,12 @@ class _Close:
     pass
 
 
-_Command = GenerationRequest | _Cancel | _Close
+@dataclass(frozen=True, slots=True)
+class _Refresh:
+    pass
+
+
+_Command = GenerationRequest | _Cancel | _Close | _Refresh
 
 
 class EngineDriver:
@@ -215,6 +220,10 @@ class EngineDriver:
         """Cancel whatever of it has not ended."""
         for request_id in subscription.choice:
             self._drop(request_id, "cancelled")
+
+    def refresh(self) -> None:
+        """Have ``stats`` read soon: an idle engine takes no steps, and its store's writes end behind the last one."""
+        self._commands.put(_Refresh())
 
     async def close(self, drain_seconds: float = 0.0) -> None:
         """Refuse new requests, give the others ``drain_seconds``, fail the rest, end the thread. Again: nothing."""
@@ -353,6 +362,8 @@ class EngineDriver:
                     return
                 if isinstance(command, _Cancel):
                     engine.cancel(command.request_id)
+                elif isinstance(command, _Refresh):
+                    self.stats = engine.stats()
                 else:
                     self._submit(engine, command)
             if engine.has_work():

@@ -15,7 +15,7 @@ from typing import Literal
 from longread.server.driver import EngineDriver, Subscription, Watch
 from longread.server.output import error_of
 from longread.spec.documents import Document, DocumentShelf
-from longread.spec.engine import FinishEvent, GenerationRequest, SamplingParams
+from longread.spec.engine import EngineStats, FinishEvent, GenerationRequest, SamplingParams
 from longread.spec.errors import ContextLengthError, EngineFailedError, OverloadedError, RequestError, StoreError
 from longread.spec.state import HashedTokens
 
@@ -23,6 +23,9 @@ logger = logging.getLogger("longread.server")
 
 FAILED_KEPT = 64  # so that whoever comes back for one learns why
 OFFLOAD_TOKENS = 16 * 1024
+STORE_SECONDS = 60.0  # in which what was read must be on the disk
+FAULT_SECONDS = 2.0  # the same once the store has failed to write something, maybe something else
+STORE_PAUSE = 0.02  # seconds between two looks at the store
 ONE_TOKEN = SamplingParams(temperature=0.0, max_tokens=1)
 
 
@@ -43,12 +46,18 @@ class Reading:
     error: RequestError | None = None
     dropped: bool = False  # somebody removed the document meanwhile
     size: int = field(init=False)
+    tokens: int = field(init=False)
     task: "asyncio.Task[None] | None" = None
     subscription: Subscription | None = None
     progress: Watch | None = None
+    before: EngineStats = field(default_factory=EngineStats)  # when it began
 
     def __post_init__(self) -> None:
-        self.size = len(self.text.encode())
+        self.size, self.tokens = len(self.text.encode()), len(self.ids)
+
+    def release(self) -> None:
+        """Keep only what is told of one that failed: a few of its size would be most of a server's memory."""
+        self.text, self.ids, self.hashed, self.subscription, self.progress = "", (), None, None, None
 
 
 class Readings:
@@ -60,6 +69,7 @@ class Readings:
         self._tasks: set[asyncio.Task[None]] = set()
         self._open: dict[str, Reading] = {}
         self._failed: OrderedDict[str, Reading] = OrderedDict()
+        self._entering = asyncio.Lock()  # one that was dropped is taken out again before its successor is entered
 
     def find(self, document_id: str) -> Reading | None:
         """One that goes on, or one that failed."""
@@ -96,6 +106,7 @@ class Readings:
                 f"documents of {held} bytes are being read, the limit is {self._limit}: try again later",
                 code="too_many_documents",
             )
+        reading.before = self._driver.stats
         reading.subscription = self._driver.submit([request])
         reading.progress = self._driver.watch(request.request_id)
         self._failed.pop(reading.id, None)
@@ -119,14 +130,9 @@ class Readings:
         try:
             ended = await _end(reading.subscription)
             reading.reused_tokens = ended.cached_tokens
-            if reading.dropped:
-                raise _removed()
-            reading.document = await asyncio.to_thread(
-                shelf.add, reading.text, name=reading.name, tokens=reading.ids, pinned=reading.pinned
-            )
-            if reading.dropped:
-                await asyncio.to_thread(shelf.remove, reading.id)
-                raise _removed()
+            await self._stored(reading, shelf)
+            async with self._entering:
+                await self._enter(reading, shelf)
             reading.state = "ready"
         except RequestError as error:
             reading.error = error
@@ -138,10 +144,48 @@ class Readings:
                 reading.state = "failed"
             if not reading.dropped:
                 del self._open[reading.id]
+            if reading.state == "failed":
+                reading.release()
             if reading.state == "failed" and not reading.dropped:
                 self._failed[reading.id] = reading
                 if len(self._failed) > FAILED_KEPT:
                     self._failed.popitem(last=False)
+
+    async def _stored(self, reading: Reading, shelf: DocumentShelf) -> None:
+        """Wait until the disk has what was read; it is written behind the engine's steps. Raises OverloadedError where
+        the store does not keep it, and StoreError.
+        """
+        begun = time.monotonic()
+        faulty: float | None = None
+        while not reading.dropped and not await asyncio.to_thread(shelf.holds, reading.ids):
+            now, stats = time.monotonic(), self._driver.stats
+            failed = stats.store_errors > reading.before.store_errors
+            if faulty is None and (failed or stats.store_skipped_writes > reading.before.store_skipped_writes):
+                faulty = now
+            if now - begun > STORE_SECONDS or (faulty is not None and now - faulty > FAULT_SECONDS):
+                raise _not_kept(failed)
+            self._driver.refresh()
+            await asyncio.sleep(STORE_PAUSE)
+
+    async def _enter(self, reading: Reading, shelf: DocumentShelf) -> None:
+        if reading.dropped:
+            raise _removed()
+        reading.document = await asyncio.to_thread(
+            shelf.add, reading.text, name=reading.name, tokens=reading.ids, pinned=reading.pinned
+        )
+        if reading.dropped:
+            if reading.id not in self._open:  # else somebody wants it again
+                await asyncio.to_thread(shelf.remove, reading.id)
+            raise _removed()
+
+
+def _not_kept(failed: bool) -> RequestError:
+    why = "writing failed, see the server's log" if failed else "the writer is too far behind, or there is no room"
+    return OverloadedError(
+        f"the document was read, but the store does not keep it: {why}; give the store more room (--store-size, or "
+        "unpin or remove documents) or try again later, or send the text instead",
+        code="document_not_kept",
+    )
 
 
 def _removed() -> RequestError:

@@ -59,8 +59,14 @@ class DocumentShelf(Protocol):
         """Its text, exactly as it was given; None where there is none, or where it is damaged."""
         ...
 
+    def holds(self, tokens: Sequence[int]) -> bool:
+        """Whether the state behind a prompt prefix is kept, so that it would outlive the process now; also True where
+        the prefix is too short to be worth keeping.
+        """
+        ...
+
     def add(self, text: str, *, name: str, tokens: Sequence[int], pinned: bool) -> Document:
-        """Enter a document whose prompt prefix ``tokens`` has been read. Entering it again renames it and can pin it;
+        """Enter a document whose prompt prefix ``tokens`` is held. Entering it again renames it and can pin it;
         it never unpins.
         """
         ...

@@ -7,7 +7,7 @@ import pytest
 from serving import Serving, serving, wait_until
 from shelf import MemoryShelf
 
-from longread.server import named
+from longread.server import named, reading
 from longread.server.options import ServerOptions
 from longread.wire.documents.prefix import document_pieces
 
@@ -32,6 +32,7 @@ def reset(request, shelf):
         running = request.getfixturevalue("server")
         running.answers.seen.clear()
     shelf.full = shelf.broken = shelf.damaged = False
+    shelf.written = True
 
 
 def post(server: Serving, **body: object) -> httpx.Response:
@@ -277,6 +278,19 @@ class TestReading:
             gate.release()
         assert wait_until(lambda: [e["status"] for e in httpx.get(slow.url + ROUTE).json()["data"]] == ["ready"])
 
+    def test_it_is_ready_when_it_is_stored_and_no_sooner(self, slow, gate):
+        shelf = slow.state.shelf
+        shelf.written = False
+        key = post(slow, text=TEXT, wait=False).json()["id"]
+        for _ in range(4):
+            gate.release()
+        assert wait_until(lambda: slow.pending() == 0)
+        assert httpx.get(f"{slow.url}{ROUTE}/{key}").json()["status"] == "reading"
+        assert shelf.list() == []
+        shelf.written = True
+        assert wait_until(lambda: httpx.get(f"{slow.url}{ROUTE}/{key}").json()["status"] == "ready")
+        assert [document.id for document in shelf.list()] == [key]
+
     def test_deleting_it_stops_it(self, slow, gate):
         key = post(slow, text=TEXT, wait=False).json()["id"]
         assert httpx.delete(f"{slow.url}{ROUTE}/{key}").status_code == 200
@@ -295,6 +309,23 @@ class TestReading:
             assert statuses == [202, 202, 202, 202, 503]
             for _ in range(100):
                 gate.release()
+
+
+def test_what_the_store_does_not_keep_is_told(monkeypatch):
+    monkeypatch.setattr(reading, "STORE_SECONDS", 0.05)
+    shelf = MemoryShelf()
+    shelf.written = False
+    with serving(shelf=shelf) as full:
+        answer = post(full, text=TEXT, pinned=True)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "document_not_kept")
+        assert "--store-size" in answer.json()["error"]["message"]
+        assert shelf.list() == []
+        told = httpx.get(full.url + ROUTE).json()["data"][0]
+        assert (told["status"], told["bytes"], told["tokens"] > 256) == ("failed", len(TEXT.encode()), True)
+        kept = full.state.readings.find(told["id"])
+        assert (kept.text, kept.ids, kept.hashed) == ("", (), None)
+        shelf.written = True
+        assert post(full, text=TEXT).json()["status"] == "ready"
 
 
 def test_an_engine_failure_is_the_documents_end():
