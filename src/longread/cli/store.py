@@ -17,6 +17,7 @@ from longread.cli import explain
 from longread.cli.parser import Parser, UsageError, nearest, shorten
 from longread.spec.config import parse_bytes
 from longread.spec.errors import StoreError
+from longread.wire.documents.files import printable
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -72,6 +73,11 @@ def _add_moving(actions: "_SubParsersAction[Parser]") -> None:
     export.add_argument("file", type=Path, metavar="FILE", help="file to be written")
     export.add_argument("--force", action="store_true", help="write over a file that exists")
     importing = _action(actions, "import", import_document, "enter a document that was exported", document=None)
+    importing.epilog = (
+        "Import trusts the file's numbers and text: nothing in them shows that the model made them, and a forged file "
+        "changes answers. Import only what you or somebody you trust exported. A document that is in the store stays "
+        "as it is."
+    )
     importing.add_argument("file", type=Path, metavar="FILE", help="file that `longread store export` wrote")
     importing.add_argument("--pin", action="store_true", help="keep it from eviction")
 
@@ -113,18 +119,19 @@ def ls(args: argparse.Namespace) -> int:
         return _json({"documents": documents, "models": models, "total": totals})
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
     table = Table("document", "name", "model", "tokens", "stored", "last used", "")
     for each in documents:
         marks = ", ".join(mark for mark, on in (("pinned", each["pinned"]), ("incomplete", not each["whole"])) if on)
-        row = (each["id"], _plain(each["name"]), each["model"], f"{each['tokens']:,}", _size(each["bytes"]))
-        table.add_row(*(str(text) for text in row), _when(each["used"]), marks)
+        row = (each["id"], each["name"], each["model"], f"{each['tokens']:,}", _size(each["bytes"]))
+        table.add_row(*(Text(_plain(text)) for text in row), _when(each["used"]), marks)  # Text: no markup in it
     if documents:
         console.print(table)
     for model in models:
         console.print(
-            f"{model['label']} {model['dtype']}: {model['records']:,} records, {_size(model['bytes'])}", markup=False
+            Text(f"{_plain(model['label'])} {model['dtype']}: {model['records']:,} records, {_size(model['bytes'])}")
         )
     console.print(
         f"{len(documents)} documents; {_size(stats.live_bytes)} of records in {_size(stats.file_bytes)} of files"
@@ -185,9 +192,9 @@ def verify_store(args: argparse.Namespace) -> int:
     if report.unsound_rows:
         print(f"{report.unsound_rows:,} rows of the index are damaged: {done}")
     for fault in report.index_faults:
-        print(f"index: {fault}; `longread store verify --rebuild --store {args.store}` makes it anew")
+        print(f"index: {_plain(fault)}; `longread store verify --rebuild --store {args.store}` makes it anew")
     for ident in report.broken_documents:
-        print(f"{ident}: not all of it is here; ingest it again")
+        print(f"{_plain(ident)}: not all of it is here; ingest it again")
     if report.unreachable:
         print(f"{report.unreachable:,} records that nothing leads to; `longread store gc` gives their space back")
     return 0 if report.sound else 1
@@ -230,7 +237,7 @@ def export_document(args: argparse.Namespace) -> int:
         size = store.export(info.id, args.file)
     if args.json:
         return _json({"id": info.id, "file": str(args.file), "bytes": size})
-    print(f"{info.id}: {_size(size)} written to {args.file}")
+    print(f"{_plain(info.id)}: {_size(size)} written to {args.file}")
     return 0
 
 
@@ -241,7 +248,7 @@ def import_document(args: argparse.Namespace) -> int:
             store.pin(info.id)
     if args.json:
         return _json({"id": info.id, "name": info.name, "model": info.label, "tokens": info.tokens})
-    print(f"{info.id} ({_plain(info.name)}): {info.tokens:,} tokens as {info.label} read them")
+    print(f"{_plain(info.id)} ({_plain(info.name)}): {info.tokens:,} tokens as {_plain(info.label)} read them")
     return 0
 
 
@@ -269,7 +276,7 @@ def _opened(args: argparse.Namespace, read_only: bool = False) -> Iterator["Disk
         layouts = [each.layout for each in store.models()]
         chosen = [each for each in layouts if label in (each.label, f"{each.label} {each.dtype}")]
         if len(chosen) != 1:
-            names = [f"{each.label} {each.dtype}" for each in layouts]
+            names = [_plain(f"{each.label} {each.dtype}") for each in layouts]
             raise StoreError(
                 f"{args.store}: {len(chosen) or 'no'} models are called {shorten(label)!r}{nearest(label, names)}; "
                 f"it has: {', '.join(names) or 'none'}"
@@ -289,13 +296,14 @@ def _find(store: "DiskStore", text: str, label: str | None) -> "DocumentInfo":
     )
     found = next((some for some in by_rank if some), [])
     if not found:
-        names = [name for each in every for name in (each.id, each.name)]
+        names = [_plain(name) for each in every for name in (each.id, each.name)]
         raise StoreError(
             f"{store.path}: there is no document {shorten(text)!r}{nearest(text, names)}; "
             f"`longread store ls --store {store.path}` lists them"
         )
     if len({each.id for each in found}) > 1:
-        raise StoreError(f"{shorten(text)!r} can be {' or '.join(sorted({each.id for each in found}))}; give the id")
+        idents = sorted({_plain(each.id) for each in found})
+        raise StoreError(f"{shorten(text)!r} can be {' or '.join(idents)}; give the id")
     return found[0]
 
 
@@ -308,7 +316,7 @@ def _each(args: argparse.Namespace, work: Callable[["DiskStore", str], bool], wo
     if args.json:
         return _json({word: [info.id for info in done], "freed_bytes": freed})
     for info in done:
-        print(f"{word}: {info.id} ({_plain(info.name)})")
+        print(f"{word}: {_plain(info.id)} ({_plain(info.name)})")
     if tidy:
         print(f"{_size(freed)} given back")
     return 0
@@ -348,13 +356,15 @@ def _bar(label: str) -> Iterator[Callable[[int, int], None] | None]:
 
 
 def _json(data: dict) -> int:
-    print(json.dumps(data, ensure_ascii=False))
+    """What is not printable, lone surrogates among it, as JSON's escapes: safe on a terminal, the same when read."""
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False)
+    print("".join(letter if letter.isprintable() else json.dumps(letter)[1:-1] for letter in text))
     return 0
 
 
 def _plain(value: object) -> str:
-    """A name somebody else chose, for a terminal: no control characters, no markup."""
-    return "".join(letter if letter.isprintable() else "?" for letter in str(value)).replace("[", "\\[")
+    """What somebody else named, for a terminal. It is not escaped for rich, whose Text takes no markup."""
+    return printable(str(value))
 
 
 def _size(count: int) -> str:
@@ -367,4 +377,7 @@ def _size(count: int) -> str:
 
 
 def _when(moment: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(moment))
+    try:
+        return time.strftime("%Y-%m-%d %H:%M", time.localtime(moment))
+    except (OverflowError, ValueError, OSError):  # no time that this system can show
+        return "?"

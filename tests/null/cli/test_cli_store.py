@@ -1,12 +1,15 @@
 """``longread store``: every action over a small store, at the terminal and as JSON, and what it says when it cannot."""
 
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from recordmaker import SMALL, chain_of
 
 from longread.cli import main as cli
+from longread.cli.store import _json, _when
 from longread.kv.disk.format import HEADER_BYTES
 from longread.kv.disk.store import DiskStore
 from longread.kv.records import DocumentInfo, Layout, Record
@@ -89,6 +92,37 @@ def test_export_and_import(folder: Path, tmp_path: Path, capsys: Capture) -> Non
     file.write_bytes(file.read_bytes()[:-1])
     assert "damaged" in run(capsys, target, "import", str(file), code=1)
     assert "No such file" in run(capsys, target, "import", str(tmp_path / "none"), code=2)
+
+
+def test_what_others_named_steers_no_terminal(folder: Path, capsys: Capture) -> None:
+    """Such rows cannot come by import any more; an older version, or a damaged index, can have them."""
+    evil = "[/nope] \x1b]0;pwn\x07\x9b31m [red]x"
+    with closing(sqlite3.connect(folder / "index.sqlite", isolation_level=None)) as index:
+        index.execute(
+            "UPDATE documents SET id = ?, name = ?, created = 9e999, used = 1e300 WHERE id = ?",
+            (evil, evil, "doc-aa11"),
+        )
+        index.execute("UPDATE roots SET label = ?", (evil,))
+    shown = run(capsys, folder, "ls")
+    assert shown.count(r"[/nope] \x1b]0;pwn\x07\x9b31m [red]x") >= 3
+    printed = [shown, *(run(capsys, folder, *argv) for argv in (["show", evil], ["pin", evil], ["ls", "--json"]))]
+    printed += [run(capsys, folder, "show", "none", code=1), run(capsys, folder, "show", "[", "--model", "x", code=1)]
+    for text in printed:
+        assert all(letter.isprintable() or letter == "\n" for letter in text), text
+    assert evil in {each["id"] for each in as_json(capsys, folder, "ls")["documents"]}
+
+
+@pytest.mark.parametrize("moment", [float("inf"), float("nan"), 1e300, -1e300])
+def test_times_that_cannot_be_shown(moment: float) -> None:
+    assert _when(moment) == "?"
+
+
+def test_json_has_no_lone_surrogates(capsys: Capture) -> None:
+    data = {"name": "\udcff é 文 \x9b \U000e0001"}
+    _json(data)
+    text = capsys.readouterr().out
+    assert json.loads(text.encode()) == data
+    assert "é 文" in text
 
 
 def test_verify_and_rebuild(folder: Path, capsys: Capture) -> None:
