@@ -59,17 +59,13 @@ class Persister:
 
     @property
     def pending(self) -> bool:
-        return bool(self._landings)
+        """Whether ``work`` has something to do, now or soon: copies that are written are let go of there."""
+        return bool(self._landings or self._sent)
 
     @property
     def blocked(self) -> bool:
         """Whether ``work`` would have to wait for the disk."""
-        return bool(self._landings) and not self._room() and not self._threads.finished
-
-    @property
-    def idle(self) -> bool:
-        """Whether everything is written."""
-        return not self._landings and not self._sent
+        return self.pending and not self._threads.finished and not (self._landings and self._room())
 
     def landed(self, lease: Lease, entry: Entry) -> None:
         """A landing point was published. Below one page it is computed faster than it is worth a write."""

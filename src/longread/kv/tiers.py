@@ -78,7 +78,7 @@ class Tiers:
     @property
     def busy(self) -> bool:
         """Whether ``work`` or ``collect`` has something to do, now or soon."""
-        return bool(self._transfers or (self._persister is not None and self._persister.pending))
+        return self._open and bool(self._transfers or (self._persister is not None and self._persister.pending))
 
     @property
     def errors(self) -> int:
@@ -159,8 +159,9 @@ class Tiers:
         """Reserve pages and hand the load to the loader. Raises CapacityError, and then nothing is held."""
         data: dict[tuple[Kind, bytes], memoryview] = {}
         with ExitStack() as undo:
-            # Held first: winning pages evicts others, which move into the arena and may push these out.
-            for source in found.sources:
+            # Held first: winning pages evicts others, which move into the arena and may push these out. From the
+            # deepest on, so that the root is used last: without it the others cannot be reached.
+            for source in reversed(found.sources):
                 if source.tier == "host":
                     ref = (source.known.kind, source.known.key)
                     data[ref] = self.host.hold(*ref)
@@ -227,7 +228,7 @@ class Tiers:
     def flush(self, seconds: float) -> bool:
         """Write everything that is due. False: not done in time."""
         end = time.monotonic() + seconds
-        while self._persister is not None and not self._persister.idle:
+        while self._persister is not None and self._persister.pending:
             if time.monotonic() > end:
                 return False
             self._persister.work()

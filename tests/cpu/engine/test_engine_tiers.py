@@ -226,6 +226,34 @@ def test_what_is_evicted_comes_back_from_the_host(groups) -> None:
 
 
 @BOTH
+def test_of_a_chain_that_was_loaded_the_deepest_falls_off_the_host_first(groups) -> None:
+    first = prompt(1000, 1)
+    engine = toy_engine(groups, num_pages=6, num_snapshots=4, host_cache_size=200_000)
+    ask(engine, first)
+    ask(engine, prompt(1000, 2), "second")
+    submit(engine, "again", first)
+    engine.step()
+    assert engine.stats().num_requests_loading == 1
+    (transfer,) = engine._tiers._transfers
+    loaded = [(move.known.kind, move.known.key) for move in transfer.moves if move.known.kind != "ring"]
+    order = list(engine._tiers.host._pages.used)
+    assert len(loaded) > 1 and [ref for ref in order if ref in loaded] == loaded[::-1]
+    drain(engine)
+    engine.close()
+
+
+@BOTH
+def test_an_idle_engine_keeps_no_written_copies(groups) -> None:
+    engine = toy_engine(groups, disk=MemoryDisk())
+    ask(engine, prompt(1500))  # steps until nothing is left to do
+    threads = engine._tiers._threads
+    assert not threads.finished and threads.queued_bytes == 0 and not engine._tiers._persister._origin
+    assert engine.stats().store_written_bytes == sum(len(each.payload) for each in engine._tiers.disk.records.values())
+    engine.close()
+    assert not engine.has_work()
+
+
+@BOTH
 def test_without_room_below_the_miss_says_evicted(groups) -> None:
     engine = toy_engine(groups, num_pages=6, num_snapshots=4)
     ask(engine, prompt(1000, 1))
@@ -248,6 +276,15 @@ def test_a_difference_is_shown_with_both_texts(groups) -> None:
     assert reuse.excerpt.asked == other[shown]
     assert reuse.excerpt.known == base[reuse.excerpt.start : reuse.excerpt.start + len(reuse.excerpt.known)]
     assert ask(engine, prompt(600, 5), "new")[1].reuse.reason == "never seen"
+
+
+@BOTH
+def test_a_prompt_that_is_known_to_its_end_differs_from_nothing(groups) -> None:
+    engine = toy_engine(groups)
+    ask(engine, prompt(1000))
+    reuse = ask(engine, prompt(1000)[:700], "shorter")[1].reuse
+    assert reuse.reason == ("no snapshot" if engine._cache.has_rings else "complete")
+    assert reuse.excerpt is None
 
 
 def test_the_first_token_brings_times_and_reuse_and_only_the_first() -> None:
