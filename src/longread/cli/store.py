@@ -178,6 +178,7 @@ def verify_store(args: argparse.Namespace) -> int:
                 "unreachable": report.unreachable,
                 "broken_documents": report.broken_documents,
                 "index_faults": report.index_faults,
+                "foreign": report.foreign,
                 "seconds": report.seconds,
             }
         )
@@ -193,6 +194,8 @@ def verify_store(args: argparse.Namespace) -> int:
         print(f"{report.unsound_rows:,} rows of the index are damaged: {done}")
     for fault in report.index_faults:
         print(f"index: {_plain(fault)}; `longread store verify --rebuild --store {args.store}` makes it anew")
+    for name in report.foreign:
+        print(f"segments/{_plain(name)} is not the store's; left alone")
     for ident in report.broken_documents:
         print(f"{_plain(ident)}: not all of it is here; ingest it again")
     if report.unreachable:

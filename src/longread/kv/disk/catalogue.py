@@ -52,7 +52,7 @@ CREATE TABLE documents (
 # The long runs have a table of their own, so that what eviction scans stays small.
 _ROWS = """
 SELECT r.id, r.kind, r.key, r.parent, r.depth, coalesce(u.run, x''), s.name, r.offset, r.size,
-       EXISTS (SELECT 1 FROM records g WHERE g.key = r.key AND g.kind = 2)
+       EXISTS (SELECT 1 FROM records g WHERE g.key = r.key AND g.kind = 2), s.bytes
 FROM records r JOIN segments s ON s.id = r.segment LEFT JOIN runs u ON u.record = r.id
 """
 
@@ -257,17 +257,17 @@ def agrees(row: Row, head: Head, run: bytes) -> bool:
 
 def row_of(found: tuple) -> Row | None:
     """A row as the queries above give it; None if it contradicts itself (bits of the database have changed)."""
-    number, kind, key, parent, depth, run, name, offset, size, has_ring = found
+    number, kind, key, parent, depth, run, name, offset, size, has_ring, length = found
     # Spelt out, since this runs for each page of a prompt that is looked up.
     if not (isinstance(number, int) and isinstance(kind, int) and isinstance(depth, int) and isinstance(name, str)):
         return None
-    if not (isinstance(offset, int) and isinstance(size, int)):
+    if not (isinstance(offset, int) and isinstance(size, int) and isinstance(length, int)):
         return None
     if not (isinstance(key, bytes) and isinstance(parent, bytes) and isinstance(run, bytes)):
         return None
     if not 0 <= kind < len(KINDS) or fault(KINDS[kind], key, parent, depth, run) is not None:
         return None
-    if offset < 0 or size < HEADER_BYTES + len(run) or not is_segment_name(name):
+    if offset < 0 or not HEADER_BYTES + len(run) <= size <= length - offset or not is_segment_name(name):
         return None
     known = Known(KINDS[kind], key, parent, depth, run, bool(has_ring))
     return Row(number, known, Place(name, offset, size))

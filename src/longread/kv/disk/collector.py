@@ -68,7 +68,8 @@ class Collector:
                 elif size > row[0][0]:
                     os.ftruncate(file, row[0][0])
                     freed += size - row[0][0]
-        gone = [name for name in known if not (self.folder / name).exists()]
+        present = set(os.listdir(self.folder))  # which fails where a look at each would say "not there"
+        gone = [name for name in known if name not in present]
         if gone:
             self._forget_missing(gone)
         return freed

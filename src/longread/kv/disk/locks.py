@@ -1,9 +1,11 @@
-"""Locks on open files that a process loses when it ends, and what else of the system not every platform has.
+"""Opening the store's own files, locks on them that a process loses when it ends, and what not every platform has.
 
 Knows file descriptors. Must not know what is locked. A platform without flock can import the store, not open one.
 """
 
 import os
+import stat
+from errno import EINVAL, ELOOP, ENXIO
 from pathlib import Path
 
 from longread.spec.errors import StoreError
@@ -12,6 +14,31 @@ try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
+
+
+class ForeignFileError(OSError):
+    """Something else lies where one of the store's files belongs."""
+
+
+def open_own(path: Path, flags: int) -> int:
+    """Open a regular file, or make it for its owner alone. A link is not followed and a FIFO not waited for: whoever
+    made the folder could have put either there. Raises ForeignFileError for such, else OSError.
+    """
+    flags |= os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    try:
+        descriptor = os.open(path, flags, 0o600)
+    except OSError as error:
+        if error.errno in (ELOOP, ENXIO) or isinstance(error, IsADirectoryError):
+            raise _foreign(path) from error
+        raise
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise _foreign(path)
+
+
+def _foreign(path: Path) -> ForeignFileError:
+    return ForeignFileError(EINVAL, f"{path.name} is not a regular file; the store did not make it: take it away")
 
 
 def require_locks(path: Path) -> None:

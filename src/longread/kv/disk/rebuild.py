@@ -13,10 +13,12 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import BinaryIO
 
 from longread.kv.disk import documents
 from longread.kv.disk.catalogue import UNKNOWN, Catalogue, insert
 from longread.kv.disk.format import HEADER_BYTES, MAGIC, fault, is_whole, parse
+from longread.kv.disk.locks import open_own
 from longread.kv.disk.segments import Place, segment_files, sync_folder
 from longread.kv.disk.verify import Progress
 from longread.kv.records import DocumentInfo, Layout, Record
@@ -141,7 +143,7 @@ def enter_all(
 
 def whole_records(path: Path) -> Iterator[tuple[bytes, Record, Place]]:
     """Every record of a segment that is whole, with its cache root; what lies between is skipped."""
-    with path.open("rb") as file:
+    with os.fdopen(open_own(path, os.O_RDONLY), "rb") as file:
         end, at = os.fstat(file.fileno()).st_size, 0
         while at + HEADER_BYTES <= end:
             file.seek(at)
@@ -155,16 +157,15 @@ def whole_records(path: Path) -> Iterator[tuple[bytes, Record, Place]]:
                     yield head.root, record, Place(path.name, at, head.size)
                     at += head.size
                     continue
-            at = _next_magic(path, at + 1, end)
+            at = _next_magic(file, at + 1, end)
 
 
-def _next_magic(path: Path, at: int, end: int) -> int:
-    with path.open("rb") as file:
-        while at < end:
-            file.seek(at)
-            data = file.read(SEARCH_BYTES)
-            found = data.find(MAGIC)
-            if found >= 0:
-                return at + found
-            at += max(len(data) - len(MAGIC) + 1, 1)
+def _next_magic(file: BinaryIO, at: int, end: int) -> int:
+    while at < end:
+        file.seek(at)
+        data = file.read(SEARCH_BYTES)
+        found = data.find(MAGIC)
+        if found >= 0:
+            return at + found
+        at += max(len(data) - len(MAGIC) + 1, 1)
     return end

@@ -15,10 +15,11 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from errno import EIO
 from pathlib import Path
 
-from longread.kv.disk.format import HEADER_BYTES, Head, is_whole, pack, parse
-from longread.kv.disk.locks import sync_data, take_lock, try_lock
+from longread.kv.disk.format import HEADER_BYTES, RUN_BYTES_MAX, Head, is_whole, pack, parse
+from longread.kv.disk.locks import ForeignFileError, open_own, sync_data, take_lock, try_lock
 from longread.kv.records import Record
 
 SEGMENT_BYTES = 256 * 2**20
@@ -48,18 +49,20 @@ class SegmentReader:
     def read(self, place: Place, payload: memoryview) -> tuple[Head, bytes] | None:
         """Read the record at ``place`` with its payload into ``payload``; its header and run if all of it is whole.
 
-        None: the file is gone or too short, or the bytes are not those that were written. Raises OSError for a disk
-        that cannot be read.
+        None: the file is gone, too short or none of ours, the disk cannot read it, or the bytes are not those that
+        were written. Raises OSError for what says nothing about the record: too many open files, no memory...
         """
         run_bytes = place.size - HEADER_BYTES - len(payload)
-        if run_bytes < 0:
+        if not 0 <= run_bytes <= RUN_BYTES_MAX:  # before memory is taken for it
             return None
         header, run = bytearray(HEADER_BYTES), bytearray(run_bytes)
         try:
             with self._file(place.segment) as file:
                 done = _fill(file, [header, run, payload], place.offset)
-        except FileNotFoundError:
-            return None
+        except OSError as error:
+            if _is_damage(error):
+                return None
+            raise
         head = parse(header) if done == place.size else None
         if head is None or head.size != place.size or head.run_bytes != run_bytes:
             return None
@@ -71,8 +74,12 @@ class SegmentReader:
         try:
             with self._file(place.segment) as file:
                 head = parse(header) if _fill(file, [header], place.offset) == HEADER_BYTES else None
-        except FileNotFoundError:
-            return None
+                if place.offset + place.size > os.fstat(file).st_size:
+                    return None
+        except OSError as error:
+            if _is_damage(error):
+                return None
+            raise
         if head is None or head.size != place.size:
             return None
         payload = bytearray(head.payload_bytes)
@@ -97,7 +104,7 @@ class SegmentReader:
         with self._lock:
             file = self._open.get(name)
             if file is None:
-                file = os.open(self.folder / name, os.O_RDONLY | os.O_CLOEXEC)
+                file = open_own(self.folder / name, os.O_RDONLY)
                 self._open[name] = file
             self._open.move_to_end(name)
             self._busy[file] = self._busy.get(file, 0) + 1
@@ -211,12 +218,18 @@ def segment_files(folder: Path) -> list[Path]:
     return [folder / name for name in sorted(names)]
 
 
+def foreign_names(folder: Path) -> list[str]:
+    """What lies in a folder of segments and is none."""
+    own = {path.name for path in segment_files(folder)}
+    return sorted(name for name in os.listdir(folder) if name not in own) if folder.is_dir() else []
+
+
 @contextmanager
 def unwritten(folder: Path, name: str) -> Iterator[int | None]:
-    """Hold the writer's lock on a segment: its descriptor, or None if its writer lives or it is gone."""
+    """Hold the writer's lock on a segment: its descriptor, or None if its writer lives, or it is gone or not ours."""
     try:
-        descriptor = os.open(folder / name, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
+        descriptor = open_own(folder / name, os.O_RDWR)
+    except (FileNotFoundError, ForeignFileError):
         yield None
         return
     try:
@@ -232,6 +245,11 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _is_damage(error: OSError) -> bool:
+    """Whether a failed read says that the record is lost, not that the system is short of something right now."""
+    return isinstance(error, FileNotFoundError | ForeignFileError) or error.errno == EIO
 
 
 def _fill(file: int, parts: Sequence[bytearray | memoryview], offset: int) -> int:

@@ -24,9 +24,16 @@ from longread.kv.disk.catalogue import Catalogue, Row
 from longread.kv.disk.collector import Collected, Collector
 from longread.kv.disk.documents import DocumentState
 from longread.kv.disk.format import Head, fault, record_size
-from longread.kv.disk.locks import require_locks, share_lock, take_lock, try_lock
+from longread.kv.disk.locks import open_own, require_locks, share_lock, take_lock, try_lock
 from longread.kv.disk.rebuild import rebuild
-from longread.kv.disk.segments import SEGMENT_BYTES, Place, SegmentReader, SegmentWriter, segment_files
+from longread.kv.disk.segments import (
+    SEGMENT_BYTES,
+    Place,
+    SegmentReader,
+    SegmentWriter,
+    foreign_names,
+    segment_files,
+)
 from longread.kv.disk.transfer import RINGS_BACK, Description, read_description, read_records, write_file
 from longread.kv.disk.verify import Progress, Report, Verdict, verify
 from longread.kv.records import ID_BYTES, KINDS, DocumentInfo, Kind, Known, Layout, Record
@@ -96,6 +103,7 @@ class DiskStore:
         path = Path(path)
         require_locks(path)
         with _system_errors(path), ExitStack() as undo:
+            _refuse_links(path)
             _require_index(path)
             if not read_only:
                 _make_folder(path)
@@ -124,6 +132,7 @@ class DiskStore:
         if not holds_store(path):
             raise StoreError(f"{path}: there is no store")
         with _system_errors(path), ExitStack() as undo:
+            _refuse_links(path)
             lock = _UseLock(path / LOCK_NAME, False)
             undo.callback(lock.release)
             if not lock.alone:
@@ -176,7 +185,8 @@ class DiskStore:
         """Read a record's payload into ``into``, which has exactly its size.
 
         False: it is not there, or not whole; then it has been dropped and counted in ``corrupt``. What ``into`` holds
-        after False is undefined. Raises StoreError when the index cannot be asked. Counts as a use of this record.
+        after False is undefined. Raises StoreError when index or segment cannot be asked now (locked, too many open
+        files...), which says nothing about the record. Counts as a use of this record.
         """
         if self.inspect(kind, key, into) != "whole":
             return False
@@ -267,6 +277,7 @@ class DiskStore:
     def verify(self, progress: Progress | None = None) -> Report:
         """Read every record back. What is not whole is dropped, unless the store is open for reading only."""
         report = verify(self._catalogue, self.inspect, progress)
+        report.foreign = foreign_names(self.path / SEGMENTS)
         if not self.read_only:
             with self._write_lock:
                 self._drop_unsound()
@@ -328,7 +339,10 @@ class DiskStore:
 
     def _record(self, kind: Kind, key: bytes) -> Record:
         row = self._catalogue.get(kind, key)
-        found = self._reader.record(row.place) if row is not None else None
+        found = None
+        if row is not None:
+            with _reading(self.path, row.place):
+                found = self._reader.record(row.place)
         if row is None or found is None or not index.agrees(row, found[0], found[1].run):
             raise StoreError(f"{self.path}: {kind} {key.hex()} is not whole; `longread store verify` finds all such")
         return found[1]
@@ -417,10 +431,8 @@ class DiskStore:
         self._writer.commit()
 
     def _attempt(self, place: Place, into: memoryview) -> tuple[Head, bytes] | None:
-        try:
+        with _reading(self.path, place):
             return self._reader.read(place, into)
-        except OSError:  # a disk that does not read is a miss like any other damage
-            return None
 
     def _drop(self, row: Row) -> None:
         """Take a record out that is not whole, unless it has been moved or written anew meanwhile."""
@@ -475,6 +487,16 @@ def holds_store(path: Path) -> bool:
     return (path / INDEX_NAME).is_file() or bool(segment_files(path / SEGMENTS))
 
 
+def _refuse_links(path: Path) -> None:
+    """SQLite and the collector would write to, or delete, what a link in a folder from elsewhere points to."""
+    for each in path.iterdir() if path.is_dir() else ():
+        if each.is_symlink() and (each.name == SEGMENTS or each.name.startswith(INDEX_NAME)):
+            raise StoreError(
+                f"{path}: {each.name} is a symbolic link, which no store makes; to keep a store elsewhere, link "
+                f"or move the whole folder"
+            )
+
+
 def _require_index(path: Path) -> None:
     """Records without an index must not get an empty one: what no index names is deleted."""
     if not (path / INDEX_NAME).exists() and segment_files(path / SEGMENTS):
@@ -505,7 +527,7 @@ class _UseLock:
         self._file: int | None = None
         try:
             flags = os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT
-            self._file = os.open(path, flags | os.O_CLOEXEC, 0o600)
+            self._file = open_own(path, flags)
         except OSError:
             if not read_only:
                 raise
@@ -529,12 +551,21 @@ class _UseLock:
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Only one process at a time collects garbage."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = open_own(path, os.O_RDWR | os.O_CREAT)
     try:
         take_lock(descriptor)
         yield
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def _reading(path: Path, place: Place) -> Iterator[None]:
+    """What keeps a segment from being read now is no fault of the record."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"{path}: {place.segment} cannot be read now: {error.strerror or error}") from error
 
 
 @contextmanager

@@ -1,0 +1,67 @@
+"""A read that fails: damage loses the record, a shortage of the system's loses nothing."""
+
+import os
+from errno import EACCES, EINTR, EIO, EMFILE, ENFILE, ENOMEM
+from pathlib import Path
+from typing import Any
+
+import pytest
+from recordmaker import SMALL, chain_of
+
+from longread.kv.disk import segments
+from longread.kv.disk.store import DiskStore
+from longread.kv.records import DocumentInfo
+from longread.spec.errors import StoreError
+
+BIG = 2**30
+RECORDS = chain_of(range(700))
+
+
+@pytest.fixture
+def store(tmp_path: Path):
+    made = DiskStore.open(tmp_path / "store", SMALL, max_bytes=BIG)
+    ids = b"".join(record.run for record in RECORDS)
+    made.write(RECORDS, document=DocumentInfo("doc-a", "a", "", 700, 1, RECORDS[-1].key, token_ids=ids, text="a"))
+    yield made
+    made.close()
+
+
+def read(store: DiskStore) -> list[bool]:
+    buffers = [bytearray(len(record.payload)) for record in RECORDS]
+    return [store.read(r.kind, r.key, memoryview(b)) for r, b in zip(RECORDS, buffers, strict=True)]
+
+
+def fail(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, error: int) -> None:
+    def failing(*arguments: object) -> None:
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(owner, name, failing)
+
+
+@pytest.mark.parametrize("error", [EMFILE, ENFILE, ENOMEM, EACCES, EINTR])
+@pytest.mark.parametrize(("owner", "name"), [(segments, "open_own"), (os, "preadv")])
+def test_a_shortage_drops_nothing(
+    store: DiskStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, error: int
+) -> None:
+    with monkeypatch.context() as patch:
+        fail(patch, owner, name, error)
+        for call in (
+            lambda: read(store),
+            store.verify,
+            lambda: store.export("doc-a", tmp_path / "a.lrd"),
+        ):
+            with pytest.raises(StoreError, match="cannot be read now"):
+                call()
+    assert store.corrupt == 0
+    assert all(read(store))
+    assert store.verify().sound
+
+
+def test_a_disk_that_cannot_read_is_damage(store: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        fail(patch, os, "preadv", EIO)
+        assert not any(read(store))
+    assert store.corrupt == len(RECORDS)
+    assert not any(read(store))
+    assert store.write(RECORDS) > 0
+    assert all(read(store))
