@@ -200,6 +200,17 @@ def test_a_file_without_records_does_not_settle_the_sizes_of_a_model(tmp_path: P
     DiskStore.open(tmp_path / "store", SMALL, max_bytes=BIG).close()
 
 
+def test_nothing_is_exported_that_no_import_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "file"
+    for layout, name in ((SMALL, "evil\x1b"), (SMALL, ""), (replace(SMALL, label="x" * 2000), "novel")):
+        with pytest.raises(DocumentFileError, match="printable characters"):
+            write_file(file, layout, info_of(RECORDS, name=name), len(RECORDS), iter(RECORDS))
+    monkeypatch.setattr(transfer, "DESCRIPTION_BYTES_MAX", 400)
+    with pytest.raises(DocumentFileError, match="in parts"):
+        write_file(file, SMALL, info_of(RECORDS), len(RECORDS), iter(RECORDS))
+    assert not list(tmp_path.iterdir())
+
+
 def test_nothing_is_evicted_for_a_file_that_is_refused(tmp_path: Path) -> None:
     store = DiskStore.open(tmp_path / "store", HALF, max_bytes=9000)
     held = chain_of(range(900), HALF, rings=False)

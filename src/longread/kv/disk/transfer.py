@@ -56,12 +56,24 @@ class Description:
 
 def write_file(path: Path, layout: Layout, document: DocumentInfo, records: int, source: Iterator[Record]) -> int:
     """Write a document file, for its owner alone; it appears under its name only when it is complete. Returns its
-    bytes. Raises OSError.
+    bytes. Raises OSError; DocumentFileError for what no import would take.
     """
+    text = json.dumps(_described(layout, document, records)).encode()
+    if len(text) > DESCRIPTION_BYTES_MAX:
+        raise DocumentFileError(
+            f"{document.id}: its text and ids take {len(text):,} bytes, a document file has room for "
+            f"{DESCRIPTION_BYTES_MAX:,}: ingest it in parts"
+        )
+    for called in (layout.label, document.name):
+        try:
+            _shown(called)
+        except ValueError as error:
+            raise DocumentFileError(
+                f"{document.id} cannot be exported with such {error}; ingest it again under another (--name)"
+            ) from None
     partial = path.with_name(path.name + ".partial")
     try:
         with open(partial, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-            text = json.dumps(_described(layout, document, records)).encode()
             file.write(MAGIC + _SIZES.pack(VERSION, len(text)) + text + xxhash.xxh3_128_digest(text))
             for record in source:
                 file.write(pack(record, layout.root))
