@@ -75,7 +75,8 @@ def _reason(
     extent = _extent(cache, tiers, chain)
     known = max(extent.known, cached)
     whole = extent.start // PAGE_TOKENS
-    apart = known == extent.known and extent.start + len(extent.beside) // 4 > known >= WAIT_GAIN
+    # A prompt that is known to its end differs from nothing, whatever went on behind it.
+    apart = known < total and known == extent.known and extent.start + len(extent.beside) // 4 > known >= WAIT_GAIN
     lost, new = known - cached, total - known
     # Behind a difference a short way back to the last snapshot is what the policy allows for, not the reason.
     if lost > (max(FAR * new, FAR * PAGE_TOKENS) if apart else new):
