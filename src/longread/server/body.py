@@ -92,8 +92,10 @@ async def with_body(
 
 
 def media_type(request: Request) -> str:
-    """What the body is said to be, JSON where nothing is said."""
-    return request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    """What the body is said to be. Nothing said is not taken for JSON: any web page may have a browser send that here,
+    while JSON by its name needs the consent that CORS asks for.
+    """
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 async def read_body(request: Request, limit: int, hold: Callable[[int], None], binary: bool = False) -> bytes:
@@ -105,7 +107,8 @@ async def read_body(request: Request, limit: int, hold: Callable[[int], None], b
     kind = media_type(request)
     if kind != "application/json" and not kind.endswith("+json") and not (binary and kind == MEDIA_TYPE):
         known = f"application/json or {MEDIA_TYPE}" if binary else "application/json"
-        raise InvalidRequestError(f"content type {kind!r} is not supported: send {known}")
+        given = f"content type {kind!r} is not supported" if kind else "the body has no Content-Type"
+        raise InvalidRequestError(f"{given}: send {known}")
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit:
         raise _too_large(int(declared), limit)

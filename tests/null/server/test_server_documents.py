@@ -302,6 +302,47 @@ class TestReading:
         assert httpx.delete(f"{slow.url}{ROUTE}/{key}").status_code == 404
         assert post(slow, text=TEXT).json()["status"] == "ready"  # it may come again
 
+    def test_one_that_was_removed_while_it_was_entered_does_not_take_its_successor_along(self, slow, gate, monkeypatch):
+        shelf, entering, go_on = slow.state.shelf, threading.Semaphore(0), threading.Semaphore(0)
+        add = shelf.add
+
+        def held(*given: object, **fields: object) -> object:
+            document = add(*given, **fields)
+            entering.release()
+            assert go_on.acquire(timeout=10)
+            return document
+
+        monkeypatch.setattr(shelf, "add", held)
+        for _ in range(8):
+            gate.release()
+        key = post(slow, text=TEXT, wait=False).json()["id"]
+        assert entering.acquire(timeout=10)
+        assert httpx.delete(f"{slow.url}{ROUTE}/{key}").status_code == 200
+        assert post(slow, text=TEXT, wait=False).json()["status"] == "reading"
+        assert wait_until(lambda: slow.pending() == 0)
+        go_on.release(2)
+        assert wait_until(lambda: httpx.get(f"{slow.url}{ROUTE}/{key}").json().get("status") == "ready")
+        assert [document.id for document in shelf.list()] == [key]
+
+    def test_one_that_is_removed_while_it_is_entered_is_gone(self, slow, gate, monkeypatch):
+        shelf, add = slow.state.shelf, slow.state.shelf.add
+        entering, go_on = threading.Semaphore(0), threading.Semaphore(0)
+
+        def held(*given: object, **fields: object) -> object:
+            entering.release()
+            assert go_on.acquire(timeout=10)
+            return add(*given, **fields)
+
+        monkeypatch.setattr(shelf, "add", held)
+        for _ in range(8):
+            gate.release()
+        key = post(slow, text=TEXT, wait=False).json()["id"]
+        assert entering.acquire(timeout=10)
+        assert httpx.delete(f"{slow.url}{ROUTE}/{key}").status_code == 200
+        go_on.release()
+        assert wait_until(lambda: slow.state.readings._tasks == set())
+        assert shelf.list() == []
+
     def test_what_is_read_at_once_is_limited(self, gate):
         options = ServerOptions(max_body_bytes=2048)
         with serving(shelf=MemoryShelf(), gate=gate, options=options) as small:

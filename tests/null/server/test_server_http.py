@@ -134,6 +134,17 @@ def test_a_body_over_the_limit_is_a_413_before_it_is_read(server: Serving, http:
     assert b"413" in raw_exchange(server, head.encode()).split(b"\r\n")[0]
 
 
+def test_a_body_that_a_web_page_may_have_sent_unasked_is_refused(http: httpx.Client) -> None:
+    """What a browser sends to other sites without asking them first: a blob without a type, or one of three types."""
+    sent = json.dumps(HELLO).encode()
+    for kind in ("", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"):
+        headers = {"Content-Type": kind} if kind else {}
+        for route in (CHAT, "/v1/completions", "/tokenize"):
+            answer = http.post(route, content=sent, headers=headers)
+            assert answer.status_code == 400, (route, kind)
+    assert "no Content-Type: send application/json" in http.post(CHAT, content=sent).json()["error"]["message"]
+
+
 def test_a_chunked_body_is_read_and_limited(http: httpx.Client) -> None:
     def chunks(body: bytes) -> Iterator[bytes]:
         for start in range(0, len(body), 65536):
@@ -156,7 +167,8 @@ def test_an_empty_line_behind_a_body_does_not_end_a_long_answer(monkeypatch: pyt
     gate = threading.Semaphore(0)
     with serving(gate=gate) as running:
         ask = json.dumps(HELLO).encode()
-        head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(ask)}\r\n\r\n".encode()
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n".encode()
+        head += f"Content-Length: {len(ask)}\r\n\r\n".encode()
         threading.Timer(0.3, gate.release, [100]).start()
         assert raw_exchange(running, head + ask + b"\r\n").startswith(b"HTTP/1.1 200")
 
@@ -492,7 +504,8 @@ async def test_requests_with_random_disconnects_leave_nothing(server: Serving) -
         }
         leave_after = chance.choice([None, None, 0.0, 0.002, 0.01])
         body = json.dumps(fields)
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+        head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         async with at_once:
             reader, writer = await asyncio.open_connection(host, int(port))
             try:
