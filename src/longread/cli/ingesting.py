@@ -25,7 +25,7 @@ from longread.spec.documents import Document
 from longread.spec.engine import FinishEvent, GenerationRequest, SamplingParams
 from longread.spec.errors import DocumentError, EngineFailedError, InvalidRequestError, StoreError
 from longread.spec.state import PAGE_TOKENS
-from longread.wire.documents.files import DocumentText, read_file
+from longread.wire.documents.files import DocumentText, printable, read_file
 from longread.wire.documents.prefix import document_pieces
 from longread.wire.documents.tree import read_tree
 from longread.wire.encoding import encoding_for
@@ -42,7 +42,7 @@ FLUSH_SECONDS = 600.0  # a slow disk; a disk that hangs must not hold the proces
 class Source:
     """A document before it is read by the model: ``ids`` is its prompt prefix."""
 
-    path: Path
+    path: str  # as it is shown
     document: DocumentText
     ids: tuple[int, ...]
 
@@ -69,16 +69,17 @@ def ingest(
     _say(f"{spec.label} from {origin(path)}, chat encoding {encoding.name} ({why})")
     sources = []
     for file in files:
+        shown = printable(str(file))
         document = read_tree(file) if file.is_dir() else read_file(file)
         for note in document.notes:
-            _say(f"{file}: {note}")
+            _say(f"{shown}: {note}")
         try:
             pieces = document_pieces(document.text, encoding, defaults)
         except InvalidRequestError as error:
-            raise DocumentError(f"{file}: {error}") from None
+            raise DocumentError(f"{shown}: {error}") from None
         ids = tuple(tokenizer.encode_prompt(pieces))
-        _check_fits(file, len(ids), resolved)
-        sources.append(Source(file, document, ids))
+        _check_fits(shown, len(ids), resolved)
+        sources.append(Source(shown, document, ids))
     from longread.engine.load import load_resolved  # loads torch
     from longread.weights.progress import loading_bar
 
@@ -93,7 +94,7 @@ def ingest(
         engine.close()
 
 
-def _check_fits(file: Path, count: int, resolved: ResolvedConfig) -> None:
+def _check_fits(file: str, count: int, resolved: ResolvedConfig) -> None:
     """One token is for the engine's answer. Raises DocumentError."""
     room = min(resolved.max_model_len, resolved.num_pages * PAGE_TOKENS)
     if count + 1 > room:
@@ -119,7 +120,7 @@ def _read(
     request = GenerationRequest("ingest", source.ids, ONE_TOKEN)
     engine.submit(request)
     try:
-        with tokens_bar(str(source.path), len(source.ids)) as report, _noted_signals() as noted:
+        with tokens_bar(source.path, len(source.ids)) as report, _noted_signals() as noted:
             ended = None
             while ended is None:
                 if noted:
@@ -176,7 +177,7 @@ def _tell(document: Document, ended: FinishEvent, source: Source, as_json: bool)
         told = {
             "id": document.id,
             "name": document.name,
-            "path": str(source.path),
+            "path": source.path,
             "model": document.model,
             "tokens": document.tokens,
             "bytes": document.size,

@@ -1,6 +1,7 @@
 """``longread ingest`` as a user runs it: read once, killed and gone on with, asked afterwards by id and by text."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -118,6 +119,18 @@ def test_again_and_with_a_name(model: Path, tmp_path: Path, capsys: pytest.Captu
     (listed,) = opened.documents()
     assert (listed.name, listed.tokens, opened.document_state(listed).whole) == ("Gauges", first["tokens"], True)
     opened.close()
+
+
+def test_a_name_of_any_bytes_is_shown_as_escapes(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / os.fsdecode(b"evil\x1b]0;\xff.txt")
+    file.write_text("The lease ends in May.\n")
+    (told,) = ingest(capsys, model, tmp_path / "store", file)
+    assert told["name"] == "evil\\x1b]0;\\udcff.txt"
+    assert told["path"].isprintable()
+    assert cli.main([part for part in command(model, tmp_path / "store", file) if part != "--json"]) == 0
+    assert "\x1b" not in capsys.readouterr().out
 
 
 def test_several_files_and_a_folder(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
