@@ -158,7 +158,7 @@ def test_a_cell_over_any_number_of_columns_is_refused():
         cell.text = "x"
         cell._tc.grid_span = 100_000_000
 
-    with pytest.raises(DocumentError, match=r"a.docx: has a table cell that covers 100,000,000 columns, the limit is"):
+    with pytest.raises(DocumentError, match=r"a.docx: has a table row of 100,000,000 columns, the limit is"):
         read_bytes(docx_bytes(fill), "a.docx", "a.docx")
 
 

@@ -16,7 +16,7 @@ MAX_UNPACKED = 512 << 20  # of a DOCX's parts together, pictures included
 MAX_BODY = 64 << 20  # of the part with the text: as a tree in memory it takes twenty times that
 MAX_PAGES = 20_000
 MAX_TEXT = 64 << 20  # characters
-MAX_SPAN = 1_000  # columns that one table cell may cover; the library makes a cell of each
+MAX_COLUMNS = 1_000  # columns of one table row; a cell may claim any number, and the library makes a cell of each
 _BODY = "word/document.xml"
 LIBRARIES = {"PDF": "pypdf", "DOCX": "docx"}  # by format: the module to import
 
@@ -119,9 +119,9 @@ def _table(table: Any) -> str:
     rows, size = [], 0
     for number, row in enumerate(table.rows, start=1):
         # Before ``cells``, which repeats a cell once for each column that it covers.
-        span = max((cell.grid_span for cell in row._tr.tc_lst), default=0)
-        if span > MAX_SPAN:
-            raise DocumentError(f"has a table cell that covers {span:,} columns, the limit is {MAX_SPAN:,}")
+        span = sum(cell.grid_span for cell in row._tr.tc_lst)
+        if span > MAX_COLUMNS:
+            raise DocumentError(f"has a table row of {span:,} columns, the limit is {MAX_COLUMNS:,}")
         rows.append(" | ".join(cell.text.replace("\n", " ") for cell in row.cells))
         size += len(rows[-1])
         _check_size(size, f"row {number:,} of a table")
