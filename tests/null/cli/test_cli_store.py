@@ -141,6 +141,17 @@ def test_verify_and_rebuild(folder: Path, capsys: Capture) -> None:
     assert "10 records" in run(capsys, folder, "verify", "--rebuild")
 
 
+def test_a_lost_index_is_told_and_made_anew(folder: Path, capsys: Capture) -> None:
+    for path in folder.glob("index.sqlite*"):
+        path.unlink()
+    (folder / "segments" / "holiday.seg").write_text("mine")
+    for action in ("ls", "gc", "verify"):
+        assert f"verify --rebuild --store {folder}" in run(capsys, folder, action, code=1)
+    told = run(capsys, folder, "verify", "--rebuild")
+    assert "11 records whole" in told
+    assert "segments/holiday.seg is not the store's" in told
+
+
 def test_what_it_says_when_it_cannot(folder: Path, tmp_path: Path, capsys: Capture) -> None:
     assert "did you mean doc-bb33" in run(capsys, folder, "show", "doc-cb33", code=1)
     assert "doc-aa11 or doc-aa22" in run(capsys, folder, "pin", "doc-aa", code=1)

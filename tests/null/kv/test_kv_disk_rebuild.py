@@ -5,6 +5,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -208,3 +209,25 @@ def test_no_store_is_not_rebuilt(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no store"):
         DiskStore.rebuild(tmp_path, max_bytes=BIG)
     assert not list(tmp_path.iterdir())
+
+
+def test_whoever_opens_while_the_new_index_is_put_in_its_place_waits(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, opened = os.replace, []
+
+    def replace(source: Path, target: Path) -> None:
+        real(source, target)
+        if Path(source).name == "index.sqlite":  # now there is none
+            other.start()
+            other.join(0.2)
+            assert other.is_alive()
+
+    other = threading.Thread(target=lambda: opened.append(DiskStore.open(folder, SMALL, max_bytes=BIG)))
+    monkeypatch.setattr(os, "replace", replace)
+    store, _ = DiskStore.rebuild(folder, max_bytes=BIG)
+    other.join()
+    assert len(opened) == 1
+    opened[0].close()
+    store.close()
+    assert_all_there(folder)

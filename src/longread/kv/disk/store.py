@@ -499,8 +499,15 @@ def _refuse_links(path: Path) -> None:
 
 def _require_index(path: Path) -> None:
     """Records without an index must not get an empty one: what no index names is deleted."""
-    if not (path / INDEX_NAME).exists() and segment_files(path / SEGMENTS):
-        raise index.damaged(path / INDEX_NAME, "it is lost")
+    if _lost_index(path):
+        _UseLock(path / LOCK_NAME, read_only=True).release()  # waits for a rebuild that is just putting it in its place
+        if _lost_index(path):
+            raise index.damaged(path / INDEX_NAME, "it is lost")
+
+
+def _lost_index(path: Path) -> bool:
+    """Segments are looked for first: in a store that is being made they come after the index."""
+    return bool(segment_files(path / SEGMENTS)) and not (path / INDEX_NAME).exists()
 
 
 def _make_folder(path: Path) -> None:
