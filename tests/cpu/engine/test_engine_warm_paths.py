@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -26,7 +28,8 @@ TOLERANCE = 2e-5
 KINDS = ("v3", "v4-flash", "v4-pro", "reader-v3", "reader-v4")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 LENGTHS = (512, 700)  # a page end, and inside a page
-SUFFIXES = (0, 1, 40)
+SUFFIXES = (0, 1, 40)  # each begins like the next one
+COMPUTED = (1, 1, 39)  # behind the prompt before
 
 Saved = tuple[Tensor, dict[str, Tensor]]
 
@@ -40,7 +43,23 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return path
 
 
-def load(model: Path, store: Path | None = None, **options: object) -> LocalEngine:
+Load = Callable[..., LocalEngine]
+
+
+@pytest.fixture
+def load() -> Iterator[Load]:
+    """Makes engines, and closes those that the test has not closed."""
+    with ExitStack() as opened:
+
+        def make(*given: object, **options: object) -> LocalEngine:
+            engine = start(*given, **options)  # type: ignore[arg-type]
+            opened.callback(engine.close)
+            return engine
+
+        yield make
+
+
+def start(model: Path, store: Path | None = None, **options: object) -> LocalEngine:
     given: dict[str, object] = {
         "num_gpu_blocks_override": 16,
         "max_model_len": 1024,
@@ -49,6 +68,11 @@ def load(model: Path, store: Path | None = None, **options: object) -> LocalEngi
         "store": str(store) if store is not None else None,
     }
     return load_engine(EngineOptions(model=str(model), dtype="float32", **(given | options)))
+
+
+def skip_reader(model: Path, *names: str) -> None:
+    if model.name in names:
+        pytest.skip("the tiny models, and of the readers one at most, show it")
 
 
 def text(length: int, seed: int = 1) -> list[int]:
@@ -98,7 +122,7 @@ def answer(engine: LocalEngine, tokens: list[int]) -> tuple[list[int], FinishEve
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_all_warm_paths_are_the_same_bits(model: Path, length: int, tmp_path: Path) -> None:
+def test_all_warm_paths_are_the_same_bits(model: Path, load: Load, length: int, tmp_path: Path) -> None:
     if length == LENGTHS[0] and model.name.startswith("reader"):
         pytest.skip("the tiny models have shown this length")
     document, store = text(length), tmp_path / "store"
@@ -108,23 +132,23 @@ def test_all_warm_paths_are_the_same_bits(model: Path, length: int, tmp_path: Pa
     first = load(model, store)
     look(first, document)
     fresh = [look(first, prompt) for prompt in prompts]  # a suffix each behind the cached document
-    for (computed, got), known, suffix in zip(fresh, cold, SUFFIXES, strict=True):
-        assert computed <= suffix + 3 * 256
+    assert tuple(computed for computed, _ in fresh) == COMPUTED
+    for (_, got), known in zip(fresh, cold, strict=True):
         assert close(got[0], known[0])
     device = [look(first, prompt) for prompt in prompts]  # where each can land is there now: the same work everywhere
     assert [computed for computed, _ in device] == [1] * len(prompts)
     assert first.flush(30)
     first.close()
-    for engine in (load(model, store), load(model, store)):  # two restarts
-        for prompt, (_, known) in zip(prompts, device, strict=True):
-            computed, got = look(engine, prompt)
-            assert computed == 1
-            assert_same(got, known)
-        engine.close()
+    restarted = load(model, store)
+    for prompt, (_, known) in zip(prompts, device, strict=True):
+        computed, got = look(restarted, prompt)
+        assert computed == 1
+        assert_same(got, known)
 
 
-def test_host_disk_and_fork_are_the_same_bits(model: Path, tmp_path: Path) -> None:
+def test_host_disk_and_fork_are_the_same_bits(model: Path, load: Load, tmp_path: Path) -> None:
     """A pool that holds one document: a second one pushes the first down, and it comes back."""
+    skip_reader(model, "reader-v3")
     document, other = text(700), text(700, 2)
     one = load(model, tmp_path / "one")
     look(one, document)
@@ -153,7 +177,8 @@ def test_host_disk_and_fork_are_the_same_bits(model: Path, tmp_path: Path) -> No
     forked.close()
 
 
-def test_requests_say_the_same_cold_and_from_every_tier(model: Path, tmp_path: Path) -> None:
+def test_requests_say_the_same_cold_and_from_every_tier(model: Path, load: Load, tmp_path: Path) -> None:
+    skip_reader(model, "reader-v3")
     prompt = text(700) + text(40, 7)
     cold, _ = answer(load(model), prompt)
     first = load(model, tmp_path / "store")
@@ -183,10 +208,10 @@ with engine.session() as session:
 """
 
 
-def test_after_a_kill_the_store_serves_the_same_bits(model: Path, tmp_path: Path) -> None:
-    if model.name.startswith("reader"):
-        pytest.skip("a process each: the tiny models show it")
-    document = text(700)
+def test_after_a_kill_the_store_serves_the_same_bits(load: Load, tmp_path: Path) -> None:
+    """With every kind of state that there is: rows, windows, both compressions and the indexer's."""
+    model, document = tmp_path / "model", text(700)
+    write_fixture(model, "v4-pro")
     one = load(model)
     look(one, document)
     _, device = look(one, document)
@@ -202,8 +227,9 @@ def test_after_a_kill_the_store_serves_the_same_bits(model: Path, tmp_path: Path
     two.close()
 
 
-def test_an_exported_document_is_the_same_bits_on_another_store(model: Path, tmp_path: Path) -> None:
+def test_an_exported_document_is_the_same_bits_on_another_store(model: Path, load: Load, tmp_path: Path) -> None:
     """Asked a question: an exported file has the document's end to land on, not the points inside it."""
+    skip_reader(model, "reader-v3", "reader-v4")
     document, question = text(700), text(40, 7)
     one = load(model, tmp_path / "one")
     look(one, document)
@@ -222,7 +248,7 @@ def test_an_exported_document_is_the_same_bits_on_another_store(model: Path, tmp
     two.close()
 
 
-def test_another_model_dtype_or_weights_never_hit(tmp_path: Path) -> None:
+def test_another_model_dtype_or_weights_never_hit(load: Load, tmp_path: Path) -> None:
     document, store = text(700), tmp_path / "store"
     write_fixture(tmp_path / "a", "v4-flash")
     write_fixture(tmp_path / "weights", "v4-flash", seed=1)
@@ -244,7 +270,7 @@ def test_another_model_dtype_or_weights_never_hit(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_no_store_is_told_and_service_goes_on(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    load: Load, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_fixture(tmp_path / "a", "v3")
     (tmp_path / "store").mkdir()
