@@ -87,6 +87,11 @@ class HostArena:
         slots.used.move_to_end(ref)
         return slots.view(slots.used[ref])
 
+    def copy(self, kind: Kind, key: bytes) -> bytearray:
+        """Of the bytes of a record that is there; no use of it."""
+        slots = self._slots(kind)
+        return bytearray(slots.view(slots.used[kind, key]))
+
     def release(self, kind: Kind, key: bytes) -> None:
         ref = (kind, key)
         self._holds[ref] -= 1

@@ -1,9 +1,10 @@
 """Writes landing points to the disk: the pages that it lacks, then the tail and the ring behind them.
 
-Knows the cache's index and a bounded queue to the writing thread. Must not know what a disk is, nor tensors.
+Knows the cache's index, the host arena and a bounded queue to the writing thread. Must not know what a disk is, nor
+tensors.
 
 A landing point is noted when it is published and copied in portions between steps. Pages are not held for it: what has
-been evicted before its turn is skipped, and so is a landing point when too many wait. Pages go in the order of the
+been evicted before its turn is taken from the arena or skipped, and so is a landing point when too many wait. Pages go in the order of the
 chain and the ring goes last, so a landing point on the disk is whole, or not there.
 """
 
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 
 from longread.kv.cache import KVCache
 from longread.kv.chain import ID_BYTES, encode
+from longread.kv.host import HostArena
 from longread.kv.index import Entry
 from longread.kv.lease import Lease, RecordStore
 from longread.kv.records import Kind, Record
@@ -44,12 +46,15 @@ class _Landing:
 class Persister:
     """``interval``: tokens between landing points of a model without rings, whose prompts are not cut anywhere."""
 
-    def __init__(self, cache: KVCache, records: RecordStore, threads: IOThreads, disk: Disk, interval: int):
+    def __init__(
+        self, cache: KVCache, records: RecordStore, threads: IOThreads, host: HostArena, disk: Disk, interval: int
+    ):
         self.skipped = 0
         self.written_bytes = 0
         self._cache = cache
         self._records = records
         self._threads = threads
+        self._host = host
         self._disk = disk
         self._interval = interval
         self._landings: deque[_Landing] = deque()
@@ -128,13 +133,11 @@ class Persister:
             if write.records and write.size + self._records.page_bytes > limit:
                 return write, False
             if key not in there and ("page", key) not in self._queued:
-                entry = self._cache.index.get(key)
-                if entry is None:  # evicted before its turn: nothing behind it can be reached on the disk
+                record = self._full_page(key)
+                if record is None:  # evicted before its turn: nothing behind it can be reached on the disk
                     self._give_up(landing)
                     return write, True
-                assert entry.parent is not None
-                payload = self._page(entry, PAGE_TOKENS)
-                self._add(write, Record("page", key, entry.parent.key, entry.depth, entry.run, payload))
+                self._add(write, record)
             landing.next += 1
         if landing.next < len(landing.keys):
             return write, False
@@ -165,6 +168,15 @@ class Persister:
             entry = index.covering(parent, landing.run) if parent is not None else None
         return entry
 
+    def _full_page(self, key: bytes) -> Record | None:
+        """From the device, or from the arena if it has moved there."""
+        entry, known = self._cache.index.get(key), self._host.get("page", key)
+        if entry is not None and entry.parent is not None:
+            return Record("page", key, entry.parent.key, entry.depth, entry.run, self._page(entry, PAGE_TOKENS))
+        if known is not None:
+            return Record("page", key, known.parent, known.depth, known.run, self._host.copy("page", key))
+        return None
+
     def _page(self, entry: Entry, tokens: int) -> bytearray:
         payload = bytearray(self._records.page_bytes)
         self._records.read_page(entry.page, memoryview(payload), tokens)
@@ -175,8 +187,13 @@ class Persister:
         write.size += len(record.payload)
 
     def _give_up(self, landing: _Landing) -> None:
-        self.skipped += 1
-        landing.lease.stored = min(landing.lease.stored, landing.first + landing.next)
+        """Neither this landing point nor what waits behind the gap; the lease's next one begins at the gap again."""
+        gap, lease = landing.first + landing.next, landing.lease
+        lease.stored = min(lease.stored, gap)
+        behind = [each for each in self._landings if each is not landing and each.lease is lease and each.first > gap]
+        self.skipped += 1 + len(behind)
+        for each in behind:
+            self._landings.remove(each)
 
     def _has(self, kind: Kind, key: bytes) -> bool:
         return (kind, key) in self._queued or bool(self._there(kind, [key]))

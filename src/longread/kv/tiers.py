@@ -67,7 +67,7 @@ class Tiers:
         self._cache = cache
         self._records = records
         self._threads = IOThreads(records, disk)
-        self._persister = Persister(cache, records, self._threads, disk, interval) if disk is not None else None
+        self._persister = Persister(cache, records, self._threads, host, disk, interval) if disk is not None else None
         self._transfers: list[Transfer] = []
         self._coming: dict[tuple[Kind, bytes], Transfer] = {}
         self._open = True

@@ -411,6 +411,32 @@ def test_a_document_has_its_own_record_also_after_longer_texts(groups, length: i
     engine.close()
 
 
+@BOTH
+@pytest.mark.parametrize("host_cache_size", [0, 400_000])
+def test_what_is_evicted_before_its_turn_is_written_from_the_host_or_not_at_all(groups, host_cache_size: int) -> None:
+    """No page on the disk hangs in the air."""
+    tokens, disk = prompt(1200, 1), MemoryDisk()
+    engine = toy_engine(
+        groups, num_pages=6, max_num_batched_tokens=256, interval=256, host_cache_size=host_cache_size, disk=disk
+    )
+    engine._tiers.work = lambda: None  # the engine does not find the time
+    submit(engine, "r", tokens)
+    submit(engine, "other", prompt(1200, 2))
+    ended = 0
+    while ended < 2:
+        ended += sum(isinstance(event, FinishEvent) for event in engine.step())
+    del engine._tiers.work
+    assert engine.flush(10)
+    pages = [record for record in disk.records.values() if record.kind != "ring"]
+    assert all(("page", record.parent) in disk.records or record.depth == 1 for record in pages)
+    chain = engine._cache.chain(tokens)
+    if host_cache_size:
+        assert all(("page", chain.page_hash(page)) in disk.records for page in range(4))
+    else:
+        assert engine.stats().store_skipped_writes > 1
+    engine.close()
+
+
 def test_too_many_landing_points_are_skipped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("longread.kv.persist.QUEUE_LANDINGS", 1)
     engine = toy_engine(RING_GROUPS, disk=MemoryDisk(), max_num_batched_tokens=2048)
