@@ -6,6 +6,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from errno import EIO, ENOMEM
 from pathlib import Path
 
 import pytest
@@ -231,3 +232,28 @@ def test_whoever_opens_while_the_new_index_is_put_in_its_place_waits(
     opened[0].close()
     store.close()
     assert_all_there(folder)
+
+
+@pytest.mark.parametrize(("error", "left"), [(EIO, 1), (ENOMEM, 0)])
+def test_where_the_disk_cannot_read_the_rest_is_entered(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, error: int, left: int
+) -> None:
+    """The first records of each segment lie in the bad block; a shortage of memory is no bad block."""
+    real = os.pread
+
+    def pread(file: int, size: int, at: int) -> bytes:
+        if at < 2000:
+            raise OSError(error, os.strerror(error))
+        return real(file, size, at)
+
+    monkeypatch.setattr("longread.kv.disk.rebuild.BLOCK_BYTES", 512)
+    monkeypatch.setattr(os, "pread", pread)
+    if not left:
+        with pytest.raises(StoreError, match="memory"):
+            DiskStore.rebuild(folder, max_bytes=BIG)
+        assert_all_there(folder)
+        return
+    store, count = DiskStore.rebuild(folder, max_bytes=BIG)
+    assert 0 < count < sum(len(chain) for chain in chains())
+    assert store.verify().records == count
+    store.close()

@@ -12,8 +12,8 @@ import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import ExitStack
+from errno import EIO
 from pathlib import Path
-from typing import BinaryIO
 
 from longread.kv.disk import documents
 from longread.kv.disk.catalogue import UNKNOWN, Catalogue, insert
@@ -25,6 +25,7 @@ from longread.kv.records import DocumentInfo, Layout, Record
 from longread.spec.errors import StoreError
 
 SEARCH_BYTES = 2**20
+BLOCK_BYTES = 4096  # what is skipped at a time where the disk cannot read
 NEW = ".new"
 _LOGS = ("-wal", "-shm")  # what SQLite keeps beside a database
 _SAVED = re.compile(r"\.damaged(?:\.([0-9]{1,9}))?")
@@ -142,15 +143,16 @@ def enter_all(
 
 
 def whole_records(path: Path) -> Iterator[tuple[bytes, Record, Place]]:
-    """Every record of a segment that is whole, with its cache root; what lies between is skipped."""
-    with os.fdopen(open_own(path, os.O_RDONLY), "rb") as file:
-        end, at = os.fstat(file.fileno()).st_size, 0
+    """Every record of a segment that is whole, with its cache root; what lies between or cannot be read is skipped."""
+    file = open_own(path, os.O_RDONLY)
+    try:
+        end, at = os.fstat(file).st_size, 0
         while at + HEADER_BYTES <= end:
-            file.seek(at)
-            header = file.read(HEADER_BYTES)
+            header = _bytes(file, at, HEADER_BYTES)
             head = parse(header)
             if head is not None and at + head.size <= end:
-                run, payload = file.read(head.run_bytes), file.read(head.payload_bytes)
+                run = _bytes(file, at + HEADER_BYTES, head.run_bytes)
+                payload = _bytes(file, at + HEADER_BYTES + head.run_bytes, head.payload_bytes)
                 sound = fault(head.kind, head.key, head.parent, head.depth, run) is None
                 if sound and is_whole(header, run, payload):
                     record = Record(head.kind, head.key, head.parent, head.depth, run, payload)
@@ -158,14 +160,25 @@ def whole_records(path: Path) -> Iterator[tuple[bytes, Record, Place]]:
                     at += head.size
                     continue
             at = _next_magic(file, at + 1, end)
+    finally:
+        os.close(file)
 
 
-def _next_magic(file: BinaryIO, at: int, end: int) -> int:
+def _next_magic(file: int, at: int, end: int) -> int:
     while at < end:
-        file.seek(at)
-        data = file.read(SEARCH_BYTES)
+        data = _bytes(file, at, SEARCH_BYTES) or _bytes(file, at, BLOCK_BYTES)
         found = data.find(MAGIC)
         if found >= 0:
             return at + found
-        at += max(len(data) - len(MAGIC) + 1, 1)
+        at += max(len(data) - len(MAGIC) + 1, 1) if data else BLOCK_BYTES
     return end
+
+
+def _bytes(file: int, at: int, size: int) -> bytes:
+    """Nothing where the disk cannot read. Raises OSError for what says nothing about the disk."""
+    try:
+        return os.pread(file, size, at)
+    except OSError as error:
+        if error.errno != EIO:
+            raise
+        return b""
