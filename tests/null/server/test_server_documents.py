@@ -1,6 +1,8 @@
 """The document routes over a shelf in memory, and requests that name documents."""
 
+import itertools
 import threading
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -8,6 +10,7 @@ from serving import Serving, serving, wait_until
 from shelf import MemoryShelf
 
 from longread.server import named, reading
+from longread.server.fake import FakeEngine
 from longread.server.options import ServerOptions
 from longread.wire.documents.prefix import document_pieces
 
@@ -367,6 +370,18 @@ def test_what_the_store_does_not_keep_is_told(monkeypatch):
         assert (kept.text, kept.ids, kept.hashed) == ("", (), None)
         shelf.written = True
         assert post(full, text=TEXT).json()["status"] == "ready"
+
+
+def test_a_store_that_fails_meanwhile_is_not_waited_for_long(monkeypatch):
+    monkeypatch.setattr(reading, "FAULT_SECONDS", 0.05)
+    counted, stats = itertools.count(), FakeEngine.stats
+    monkeypatch.setattr(FakeEngine, "stats", lambda engine: replace(stats(engine), store_errors=next(counted)))
+    shelf = MemoryShelf()
+    shelf.written = False
+    with serving(shelf=shelf) as failing:
+        answer = post(failing, text=TEXT)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "document_not_kept")
+        assert "writing failed, see the server's log" in answer.json()["error"]["message"]
 
 
 def test_an_engine_failure_is_the_documents_end():
