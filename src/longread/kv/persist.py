@@ -4,8 +4,8 @@ Knows the cache's index, the host arena and a bounded queue to the writing threa
 tensors.
 
 A landing point is noted when it is published and copied in portions between steps. Pages are not held for it: what has
-been evicted before its turn is taken from the arena or skipped, and so is a landing point when too many wait. Pages go in the order of the
-chain and the ring goes last, so a landing point on the disk is whole, or not there.
+been evicted before its turn is taken from the arena or skipped, and so is a landing point when too many wait. Pages go
+in the order of the chain and the ring goes last, so a landing point on the disk is whole, or not there.
 """
 
 from collections import deque

@@ -437,6 +437,24 @@ def test_what_is_evicted_before_its_turn_is_written_from_the_host_or_not_at_all(
     engine.close()
 
 
+@BOTH
+def test_nothing_is_written_behind_a_gap(groups, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens, disk = prompt(1200, 1), MemoryDisk()
+    engine = toy_engine(groups, max_num_batched_tokens=256, interval=256, disk=disk)
+    persister, chain = engine._tiers._persister, engine._cache.chain(tokens)
+    monkeypatch.setattr(engine._tiers, "work", lambda: None)
+    submit(engine, "r", tokens)
+    while not any(isinstance(event, FinishEvent) for event in engine.step()):
+        pass
+    full_page = persister._full_page
+    with monkeypatch.context() as patched:
+        patched.setattr(persister, "_full_page", lambda key: None if key == chain.page_hash(1) else full_page(key))
+        assert engine.flush(10)
+    assert {record.key for record in disk.records.values()} == {chain.page_hash(0)}
+    assert engine.stats().store_skipped_writes >= 3
+    engine.close()
+
+
 def test_too_many_landing_points_are_skipped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("longread.kv.persist.QUEUE_LANDINGS", 1)
     engine = toy_engine(RING_GROUPS, disk=MemoryDisk(), max_num_batched_tokens=2048)
