@@ -5,13 +5,13 @@ tokenizer.json and tokenizer_config.json. ``--bf16`` also writes the unquantised
 """
 
 import argparse
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
 from torch import Tensor
 
-from longread.weights.export import write_checkpoint
+from longread.spec.config_json import spec_from_config
+from longread.weights.export import write_checkpoint, write_tokenizer
 from training.configs import CONFIGS
 from training.state import load_weights
 from training.tokenizer import PATH as TOKENIZER
@@ -43,20 +43,7 @@ def master_config(config: Mapping[str, object]) -> dict[str, object]:
 def export(path: Path, config: Mapping[str, object], weights: Mapping[str, Tensor]) -> None:
     """Write one checkpoint, one shard. Raises CheckpointError where the weights are not the config's."""
     write_checkpoint(path, config, weights)
-    path.joinpath("tokenizer.json").write_bytes(TOKENIZER.read_bytes())
-    settings = {
-        "add_bos_token": False,
-        "add_eos_token": False,
-        "bos_token": "<｜begin▁of▁sentence｜>",
-        "clean_up_tokenization_spaces": False,
-        "eos_token": "<｜end▁of▁sentence｜>",
-        "model_max_length": config["max_position_embeddings"],
-        "pad_token": "<｜▁pad▁｜>",
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "unk_token": None,
-    }
-    text = json.dumps(settings, ensure_ascii=False, indent=2)
-    path.joinpath("tokenizer_config.json").write_text(text + "\n", encoding="utf-8")
+    write_tokenizer(path, TOKENIZER.read_bytes(), spec_from_config(config).max_position)
 
 
 def folder_bytes(path: Path) -> int:

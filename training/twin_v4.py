@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from longread.kernels.hyper.ref import sinkhorn
 from longread.kernels.rope.ref import cos_sin, frequencies
 from longread.kernels.router.ref import affinity
 from longread.spec.config_json import spec_from_config
@@ -388,11 +389,7 @@ def mix(
     pre, post, a = _projected(streams, fn, rms_eps).split([m, m, m * m], -1)
     pre = torch.sigmoid(pre * scale[0] + base[:m]) + eps
     post = 2 * torch.sigmoid(post * scale[1] + base[m : 2 * m])
-    a = (a * scale[2] + base[2 * m :]).unflatten(-1, (m, m)).softmax(-1) + eps
-    a = a / (a.sum(-2, keepdim=True) + eps)
-    for _ in range(iters - 1):
-        a = a / (a.sum(-1, keepdim=True) + eps)
-        a = a / (a.sum(-2, keepdim=True) + eps)
+    a = sinkhorn((a * scale[2] + base[2 * m :]).unflatten(-1, (m, m)), iters, eps)
     return (pre[:, :, None] * streams).sum(1), post, a
 
 

@@ -49,6 +49,28 @@ def write_checkpoint(
     target.joinpath("config.json").write_text(text + "\n", encoding="utf-8")
 
 
+def write_tokenizer(path: str | Path, document: bytes, max_length: int) -> None:
+    """Write ``tokenizer.json`` (``document``, as it is) and the ``tokenizer_config.json`` that DeepSeek's files have.
+
+    ``max_length``: the model's longest context in tokens. ``path`` must exist.
+    """
+    target = Path(path)
+    target.joinpath("tokenizer.json").write_bytes(document)
+    settings = {
+        "add_bos_token": False,
+        "add_eos_token": False,
+        "bos_token": "<｜begin▁of▁sentence｜>",
+        "clean_up_tokenization_spaces": False,
+        "eos_token": "<｜end▁of▁sentence｜>",
+        "model_max_length": max_length,
+        "pad_token": "<｜▁pad▁｜>",
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "unk_token": None,
+    }
+    text = json.dumps(settings, ensure_ascii=False, indent=2)
+    target.joinpath("tokenizer_config.json").write_text(text + "\n", encoding="utf-8")
+
+
 def _check(entries: list[TensorSpec], tensors: Mapping[str, Tensor]) -> None:
     """Refuse before the first byte is written."""
     weights = {e.name: e for e in entries if e.scale_of is None}

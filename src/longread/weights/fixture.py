@@ -7,7 +7,7 @@ a model computes. The answers of such a model are gibberish.
 import json
 import logging
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from longread.spec.errors import ConfigError
 from longread.spec.inventory import inventory
 from longread.spec.loaded import loaded_shape
 from longread.spec.model import ModelSpec
-from longread.weights.export import write_checkpoint
+from longread.weights.export import write_checkpoint, write_tokenizer
 
 KINDS = ("v2-lite", "v3", "v4-flash", "v4-pro")
 FIXTURE_VOCAB = 1536  # entries of fixture_tokenizer.json, added tokens included
@@ -205,28 +205,11 @@ def write_fixture(
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(f"{target}: is not an empty directory; give a path that does not exist yet")
     config = tiny_config(kind, quantised=quantised, **overrides)
-    weights = random_weights(spec_from_config(config), seed)
-    write_checkpoint(target, config, weights, shards)
-    _write_tokenizer(target, config)
-    _log.info("wrote a tiny random %s checkpoint to %s", kind, target)
-
-
-def _write_tokenizer(target: Path, config: Mapping[str, object]) -> None:
+    spec = spec_from_config(config)
+    write_checkpoint(target, config, random_weights(spec, seed), shards)
     source = resources.files("longread.weights").joinpath("fixture_tokenizer.json")
-    target.joinpath("tokenizer.json").write_bytes(source.read_bytes())
-    settings = {
-        "add_bos_token": False,
-        "add_eos_token": False,
-        "bos_token": "<｜begin▁of▁sentence｜>",
-        "clean_up_tokenization_spaces": False,
-        "eos_token": "<｜end▁of▁sentence｜>",
-        "model_max_length": config["max_position_embeddings"],
-        "pad_token": "<｜▁pad▁｜>",
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "unk_token": None,
-    }
-    text = json.dumps(settings, ensure_ascii=False, indent=2)
-    target.joinpath("tokenizer_config.json").write_text(text + "\n", encoding="utf-8")
+    write_tokenizer(target, source.read_bytes(), spec.max_position)
+    _log.info("wrote a tiny random %s checkpoint to %s", kind, target)
 
 
 def _draw(name: str, shape: tuple[int, ...], noise: Tensor) -> Tensor:
