@@ -312,7 +312,9 @@ class DiskStore:
         order: list[tuple[Kind, bytes]] = []
         for at, key in reversed(list(enumerate(keys))):
             full = at or len(document.token_ids) % (PAGE_TOKENS * ID_BYTES) == 0
-            order += [("page" if full else "tail", key), *([("ring", key)] if key in ringed else [])]  # type: ignore
+            order.append(("page" if full else "tail", key))
+            if key in ringed:
+                order.append(("ring", key))
         source = (self._record(kind, key) for kind, key in order)
         return write_file(Path(file), layout, document, len(order), source)
 
