@@ -32,13 +32,15 @@ class _Slots:
 
 
 class HostArena:
-    """``size`` bytes at most; 0 keeps nothing."""
+    """``size`` bytes at most; 0 keeps nothing. ``allocate`` gives the memory (pinned, where the device wants that)."""
 
-    def __init__(self, page_bytes: int, ring_bytes: int, size: int):
+    def __init__(
+        self, page_bytes: int, ring_bytes: int, size: int, allocate: Callable[[int], memoryview] | None = None
+    ):
         rings = size // RING_SHARE // ring_bytes if ring_bytes else 0
         pages = (size - rings * ring_bytes) // page_bytes if page_bytes else 0
         self.nbytes = pages * page_bytes + rings * ring_bytes
-        memory = _lazy_memory(self.nbytes)
+        memory = (allocate or _lazy_memory)(self.nbytes)
         self._pages = _Slots(memory[: pages * page_bytes], page_bytes)
         self._rings = _Slots(memory[pages * page_bytes : self.nbytes], ring_bytes)
         self._known: dict[Ref, Known] = {}
