@@ -4,9 +4,9 @@
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from longread.kv.records import CONTENT_ROOT, Kind, Known, Layout, Record, chain_key
+from longread.kv.records import CONTENT_ROOT, Kind, Known, Layout, Record, Verdict, chain_key
 from longread.spec.errors import StoreError
 
 
@@ -41,30 +41,40 @@ class MemoryDisk:
         self._enter("known")
         return {key: self._known(self.records[kind, key]) for key in keys if (kind, key) in self.records}
 
-    def children(self, parent: bytes) -> list[Known]:
-        self._enter("children")
-        records = list(self.records.values())
-        return [self._known(each) for each in records if each.parent == parent and each.kind != "ring"]
+    def nearest(self, parent: bytes, ahead: bytes) -> list[Known]:
+        self._enter("nearest")
+        runs = [each for each in list(self.records.values()) if each.parent == parent and each.kind != "ring"]
+        below = sorted((each for each in runs if each.run <= ahead), key=lambda each: each.run)[-1:]
+        above = sorted((each for each in runs if each.run > ahead), key=lambda each: each.run)[:1]
+        return [self._known(each) for each in below + above]
+
+    def tails(self, ahead: Mapping[bytes, bytes]) -> dict[bytes, list[Known]]:
+        self._enter("tails")
+        found: dict[bytes, list[Known]] = {}
+        for each in map(self._known, list(self.records.values())):
+            if each.kind == "tail" and each.has_ring and ahead.get(each.parent, b"").startswith(each.run):
+                found.setdefault(each.parent, []).append(each)
+        return found
 
     def other_roots(self, content_key: bytes) -> list[str]:
         self._enter("other_roots")
         first = [each for each in list(self.records.values()) if each.kind == "page" and each.depth == 1]
         return ["another model"] if any(chain_key(CONTENT_ROOT, each.run) == content_key for each in first) else []
 
-    def read(self, kind: Kind, key: bytes, into: memoryview) -> bool:
+    def fetch(self, kind: Kind, key: bytes, into: memoryview) -> Verdict:
         self.gate.wait()
-        self._enter("read")
+        self._enter("fetch")
         self.reads += 1
         record = self.records.get((kind, key))
         if record is None:
-            return False
+            return "absent"
         if (kind, key) in self.damaged:
             self.corrupt += 1
             del self.records[kind, key]
             self.damaged.discard((kind, key))
-            return False
+            return "corrupt"
         into[:] = record.payload
-        return True
+        return "whole"
 
     def write(self, records: Sequence[Record]) -> int:
         self._enter("write")

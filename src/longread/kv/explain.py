@@ -9,7 +9,7 @@ from longread.kv.cache import WAIT_GAIN, KVCache
 from longread.kv.chain import TokenChain, common_tokens
 from longread.kv.records import CONTENT_ROOT, chain_key
 from longread.kv.tiers import Source, Tiers
-from longread.kv.transfer import Tier, Transfer
+from longread.kv.transfer import Fault, Move, Tier, Transfer
 from longread.spec.reuse import Excerpt, MissReason, Reuse
 from longread.spec.state import PAGE_TOKENS
 
@@ -67,11 +67,9 @@ def _reason(
     total = len(chain)
     if total - 1 - cached < (1 if cache.has_rings else cache.grain):
         return "complete", None, "everything but the last tokens was reused", None
-    broken = next((transfer.broken for transfer in transfers if transfer.broken is not None), None)
-    if broken is not None:
-        at = (broken.known.depth - 1) * PAGE_TOKENS
-        what = f"the stored {broken.known.kind} of tokens {at} to {at + PAGE_TOKENS} was damaged or gone"
-        return "corrupt record", at, f"{what}; it was dropped and computed again", None
+    failed = next((transfer for transfer in transfers if transfer.broken is not None), None)
+    if failed is not None and failed.broken is not None:
+        return _broken(failed.broken, failed.fault)
     extent = _extent(cache, tiers, chain)
     known = max(extent.known, cached)
     whole = extent.start // PAGE_TOKENS
@@ -93,6 +91,17 @@ def _reason(
         return "other model or format", known, note, None
     note = f"nothing was read before that goes on after token {known}" if known else "nothing was read before"
     return "never seen", known, note + _distance(cached, known), None
+
+
+def _broken(move: Move, fault: Fault) -> tuple[MissReason, int, str, None]:
+    """A load that ended early, at one of its records."""
+    at = (move.known.depth - 1) * PAGE_TOKENS
+    what = f"the stored {move.known.kind} of tokens {at} to {at + PAGE_TOKENS}"
+    if fault == "corrupt":
+        return "corrupt record", at, f"{what} was damaged; it was dropped and computed again", None
+    if fault == "absent":
+        return "evicted", at, f"{what} was evicted between its look-up and its load", None
+    return "store failed", at, f"{what} could not be read: the store failed (see the server's log)", None
 
 
 def _short_landing(
@@ -128,7 +137,7 @@ def _extent(cache: KVCache, tiers: Tiers | None, chain: TokenChain) -> _Extent:
     beside, most = b"", -1
     closest = index.closest(entry, ahead)[0] if entry is not None else None
     runs = [] if closest is None else [closest.run]
-    runs += [source.known.run for source in tiers.after(parent)] if tiers is not None else []
+    runs += [source.known.run for source in tiers.after(parent, ahead)] if tiers is not None else []
     for run in runs:
         common = common_tokens(run, ahead)
         if (common, len(run)) > (most, len(beside)):

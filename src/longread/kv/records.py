@@ -13,6 +13,7 @@ from typing import Literal
 
 Kind = Literal["page", "tail", "ring"]
 KINDS: tuple[Kind, ...] = ("page", "tail", "ring")
+Verdict = Literal["whole", "absent", "corrupt"]  # of a record that was to be read
 KEY_BYTES = 16
 ID_BYTES = 4  # token ids are little-endian int32
 # Where the chain over token ids alone begins: the same text has the same content keys under every model and format.

@@ -10,7 +10,7 @@ over root and tokens, so whatever is found under a key is that prefix's state in
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -140,10 +140,12 @@ class Tiers:
             at, batch = at + batch, min(batch * 2, LOOKUP_LIMIT)
         return shared, sources
 
-    def after(self, parent: bytes) -> list[Source]:
-        """Pages and tails that hang on ``parent`` in the slower tiers; what both have comes from the host."""
+    def after(self, parent: bytes, ahead: bytes) -> list[Source]:
+        """Pages and tails that hang on ``parent`` in the slower tiers, among them those whose runs share most with
+        ``ahead``; what both have comes from the host.
+        """
         found = {known.key: Source(known, "host") for known in self.host.children(parent)}
-        for known in self._children(parent):
+        for known in self._nearest(parent, ahead):
             found.setdefault(known.key, Source(known, "disk"))
         return list(found.values())
 
@@ -291,11 +293,16 @@ class Tiers:
         depth = shared + len(pages)
         while depth * PAGE_TOKENS + PAGE_TOKENS > floor and depth >= 0:
             low = max(depth - LOOKUP_BATCH, -1)
-            rings = self._known("ring", [chain.page_hash(page - 1) for page in range(max(low + 1, 1), depth + 1)])
-            for at in range(depth, low, -1):
-                parent = chain.page_hash(at - 1) if at else chain.root
+            ahead = {
+                chain.page_hash(at - 1) if at else chain.root: chain.run(
+                    at * PAGE_TOKENS, min(most, (at + 1) * PAGE_TOKENS)
+                )
+                for at in range(depth, low, -1)
+            }
+            rings, tails = self._known("ring", list(ahead)), self._tails(ahead)
+            for at, parent in zip(range(depth, low, -1), ahead, strict=True):
                 needed = Found(chain, min(shared, at), at * PAGE_TOKENS, pages[: max(at - shared, 0)])
-                if self._add_tail(needed, parent, chain.run(at * PAGE_TOKENS, min(most, (at + 1) * PAGE_TOKENS))):
+                if self._add_tail(needed, parent, ahead[parent], tails.get(parent, [])):
                     return needed
                 needed.ring = self._source("ring", parent, rings) if at else None
                 if needed.ring is not None:
@@ -303,10 +310,13 @@ class Tiers:
             depth = low
         return None
 
-    def _add_tail(self, found: Found, parent: bytes, ahead: bytes) -> bool:
-        """The longest tail whose ring is there, too, and that ``ahead`` begins with."""
-        tails = [each for each in self.after(parent) if each.known.kind == "tail" and ahead.startswith(each.known.run)]
-        for tail in sorted(tails, key=lambda each: -len(each.known.run)):
+    def _add_tail(self, found: Found, parent: bytes, ahead: bytes, on_disk: list[Known]) -> bool:
+        """The longest tail whose ring is there, too, and that ``ahead`` begins with. ``on_disk``: such of the disk."""
+        tails = {known.key: Source(known, "disk") for known in on_disk}
+        for known in self.host.children(parent):
+            if known.kind == "tail" and ahead.startswith(known.run):
+                tails[known.key] = Source(known, "host")
+        for tail in sorted(tails.values(), key=lambda each: -len(each.known.run)):
             ring = self._source("ring", tail.known.key, self._known("ring", [tail.known.key]))
             if ring is not None:
                 found.tail, found.ring = tail, ring
@@ -321,7 +331,7 @@ class Tiers:
         start = whole * PAGE_TOKENS
         ahead = chain.run(start, min(len(chain) - 1, start + PAGE_TOKENS))
         best = max(floor - start, 0)
-        for source in self.after(chain.page_hash(whole - 1) if whole else chain.root):
+        for source in self.after(chain.page_hash(whole - 1) if whole else chain.root, ahead):
             common = common_tokens(source.known.run, ahead) // self._cache.grain * self._cache.grain
             if common > best:
                 best, found.tail = common, source
@@ -345,14 +355,24 @@ class Tiers:
             self._threads.note_error("a look-up", error)
             return {}
 
-    def _children(self, parent: bytes) -> list[Known]:
+    def _nearest(self, parent: bytes, ahead: bytes) -> list[Known]:
         if self.disk is None:
             return []
         try:
-            return self.disk.children(parent)
+            return self.disk.nearest(parent, ahead)
         except StoreError as error:
             self._threads.note_error("a look-up", error)
             return []
+
+    def _tails(self, ahead: Mapping[bytes, bytes]) -> Mapping[bytes, list[Known]]:
+        """Of each parent that has some: tails on the disk that can be landed on."""
+        if self.disk is None:
+            return {}
+        try:
+            return self.disk.tails(ahead)
+        except StoreError as error:
+            self._threads.note_error("a look-up", error)
+            return {}
 
     def other_roots(self, content_key: bytes) -> list[str]:
         """Labels of other models and formats that have read the same text."""

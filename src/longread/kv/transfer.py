@@ -9,16 +9,17 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from longread.kv.lease import Load, RecordStore
-from longread.kv.records import Kind, Known, Record
+from longread.kv.records import Kind, Known, Record, Verdict
 
 log = logging.getLogger(__name__)
 
 Tier = Literal["host", "disk"]
+Fault = Literal["absent", "corrupt", "error"]  # error: the store could not be asked
 STOP_SECONDS = 30.0  # a disk that hangs must not hold the process
 
 
@@ -29,9 +30,10 @@ class Disk(Protocol):
 
     def get(self, kind: Kind, key: bytes) -> Known | None: ...
     def known(self, kind: Kind, keys: Sequence[bytes]) -> dict[bytes, Known]: ...
-    def children(self, parent: bytes) -> list[Known]: ...
+    def nearest(self, parent: bytes, ahead: bytes) -> list[Known]: ...
+    def tails(self, ahead: Mapping[bytes, bytes]) -> dict[bytes, list[Known]]: ...
     def other_roots(self, content_key: bytes) -> list[str]: ...
-    def read(self, kind: Kind, key: bytes, into: memoryview) -> bool: ...
+    def fetch(self, kind: Kind, key: bytes, into: memoryview) -> Verdict: ...
     def write(self, records: Sequence[Record]) -> int: ...
     def touch(self, keys: Sequence[bytes]) -> None: ...
     def close(self) -> None: ...
@@ -50,8 +52,8 @@ class Move:
 @dataclass(slots=True, eq=False)
 class Transfer:
     """A load in flight. ``moves`` in order: pages of the chain, then a tail, then a ring; the first that fails is the
-    end (``broken``). ``done`` is set by the loader when it will touch nothing any more, ``closed`` by the engine's
-    thread when the books are straight. ``seconds`` by tier.
+    end (``broken``, for ``fault``). ``done`` is set by the loader when it will touch nothing any more, ``closed`` by
+    the engine's thread when the books are straight. ``seconds`` by tier.
     """
 
     load: Load
@@ -62,6 +64,7 @@ class Transfer:
     cancelled: bool = False
     moved: int = 0
     broken: Move | None = None
+    fault: Fault = "error"
     seconds: dict[Tier, float] = field(default_factory=dict)
     done: bool = False
     closed: bool = False
@@ -87,6 +90,7 @@ class IOThreads:
         self.finished: deque[Write] = deque()
         self.queued_bytes = 0  # changed on the engine's thread only
         self.errors = 0
+        self._error_lock = threading.Lock()
         self._disk = disk
         self._pages = pages
         self._staging = {
@@ -110,8 +114,10 @@ class IOThreads:
 
     def note_error(self, what: str, error: Exception) -> None:
         """The store's errors: the first one is told, all are counted, and service goes on."""
-        self.errors += 1
-        if self.errors == 1:
+        with self._error_lock:  # the engine's thread and both I/O threads
+            self.errors += 1
+            first = self.errors == 1
+        if first:
             log.error("the store: %s failed: %s; later errors are only counted (store_errors)", what, error)
 
     def _run_load(self, transfer: Transfer) -> None:
@@ -120,11 +126,11 @@ class IOThreads:
                 if transfer.cancelled:
                     break
                 start = time.monotonic()
-                whole = self._move(move)
+                verdict = self._move(move)
                 spent = transfer.seconds.get(move.source, 0.0) + time.monotonic() - start
                 transfer.seconds[move.source] = spent
-                if not whole:
-                    transfer.broken = move
+                if verdict != "whole":
+                    transfer.broken, transfer.fault = move, verdict
                     break
                 transfer.moved += 1
         except Exception as error:  # a thread's edge: whatever it is, the request must not wait for ever
@@ -135,18 +141,19 @@ class IOThreads:
             transfer.done = True
             self.signal.set()
 
-    def _move(self, move: Move) -> bool:
+    def _move(self, move: Move) -> Verdict:
         kind: Kind = move.known.kind
         data = move.data
         if data is None:
             data = self._staging["ring" if kind == "ring" else "page"]
-            if self._disk is None or not self._disk.read(kind, move.known.key, data):
-                return False
+            verdict = self._disk.fetch(kind, move.known.key, data) if self._disk is not None else "absent"
+            if verdict != "whole":
+                return verdict
         if kind == "ring":
             self._pages.write_ring(move.target, data)
         else:
             self._pages.write_page(move.target, data)
-        return True
+        return "whole"
 
     def _run_write(self, write: Write) -> None:
         try:

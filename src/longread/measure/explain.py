@@ -24,6 +24,8 @@ ADVICE = {
     "it was used. --snapshot-interval sets how far apart they are.",
     "corrupt record": "A record on disk failed its checksum, was dropped, and is written again: run `longread store "
     "verify`, and look at the disk if it comes again.",
+    "store failed": "The store could not be read just then, and its files are as they were: the server's log has the "
+    "first such error.",
     "caching off": "The server runs without prefix caching.",
 }
 

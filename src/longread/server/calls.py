@@ -19,7 +19,7 @@ from longread.wire.responses import Json
 
 MAX_RECORDS = 512
 WITHHELD = "withheld"
-PAGE_FINE: frozenset[MissReason] = frozenset({"complete", "corrupt record", "caching off"})
+PAGE_FINE: frozenset[MissReason] = frozenset({"complete", "corrupt record", "store failed", "caching off"})
 MAX_PROMPTS = 16  # of one call whose reuse is kept apart; the sum counts them all
 
 Decode = Callable[[tuple[int, ...]], str]

@@ -14,6 +14,7 @@ MissReason = Literal[
     "other model or format",
     "no snapshot",
     "corrupt record",
+    "store failed",
     "caching off",
 ]
 MISS_REASONS: tuple[MissReason, ...] = get_args(MissReason)

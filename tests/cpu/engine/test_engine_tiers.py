@@ -201,7 +201,34 @@ def test_a_damaged_record_costs_what_it_held(groups, kind: str) -> None:
 
 
 @BOTH
-@pytest.mark.parametrize("what", ["known", "children", "read", "write", "touch", "other_roots"])
+@pytest.mark.parametrize("kind", ["page", "tail", "ring"])
+@pytest.mark.parametrize("fault", ["absent", "error"])
+def test_what_cannot_be_loaded_is_told_by_its_own_reason(groups, kind: str, fault: str) -> None:
+    """Evicted after it was found, or the store fails: neither is damage."""
+    tokens = prompt(1500)
+    with stored(groups, tokens) as (engine, disk, answer):
+        refs = [ref for ref in disk.records if ref[0] == kind]
+        refs = refs[3:4] if kind == "page" else refs
+        if not refs:
+            return
+        disk.gate.clear()
+        submit(engine, "r", tokens)
+        engine.step()
+        if fault == "error":
+            disk.fail.add("fetch")
+        for ref in refs if fault == "absent" else ():
+            del disk.records[ref]
+        disk.gate.set()
+        tokens_of, ends = drain(engine)
+        end = ends["r"]
+        assert tokens_of["r"] == answer
+        assert end.reuse.reason == {"absent": "evicted", "error": "store failed"}[fault]
+        assert not engine.stats().store_corrupt_records
+        assert bool(engine.stats().store_errors) == (fault == "error")
+
+
+@BOTH
+@pytest.mark.parametrize("what", ["known", "nearest", "tails", "fetch", "write", "touch", "other_roots"])
 def test_a_store_that_fails_costs_nothing_but_itself(groups, what: str) -> None:
     tokens = prompt(1500)
     with stored(groups, tokens) as (engine, disk, answer):
@@ -209,7 +236,7 @@ def test_a_store_that_fails_costs_nothing_but_itself(groups, what: str) -> None:
         assert ask(engine, tokens)[0] == answer
         assert ask(engine, prompt(700, 9), "other")[1].reason == "length"
         assert engine.flush(10)
-        assert engine.stats().store_errors or what in ("children", "other_roots", "read")
+        assert engine.stats().store_errors or what in ("nearest", "tails", "other_roots", "fetch")
 
 
 @BOTH

@@ -7,9 +7,10 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -173,7 +174,8 @@ def _open_and_use(path: Path, records: list[Record]) -> int:
         return -1
     try:
         found = served(store, records)
-        store.children(SMALL.root)
+        store.nearest(SMALL.root, records[0].run)
+        store.tails({SMALL.root: records[0].run})
         store.documents()
         store.write(records)
         served(store, records)
@@ -434,3 +436,30 @@ def test_a_batch_that_fails_is_cut_off_over_several_segments(tmp_path: Path) -> 
     writer.sync()
     writer.commit()
     writer.finish()
+
+
+def test_rows_found_unsound_while_they_are_deleted_are_each_counted_once(tmp_path: Path) -> None:
+    """Look-ups find them on threads of their own while a write takes and deletes what was found so far."""
+    records = chain_of(range(256 * 40), rings=False)
+    with closing(DiskStore.open(tmp_path, SMALL, max_bytes=BIG)) as store:
+        store.write(records)
+        with store._catalogue.transaction() as write:
+            write.execute("UPDATE records SET parent = zeroblob(16)")
+        going = threading.Event()
+
+        def look(part: list[Record]) -> None:
+            while not going.is_set():
+                store.known("page", [record.key for record in part])
+
+        threads = [threading.Thread(target=look, args=(records[n::3],)) for n in range(3)]
+        for thread in threads:
+            thread.start()
+        deadline = time.monotonic() + 20
+        while store.corrupt < len(records) and time.monotonic() < deadline:
+            store._drop_unsound()
+        going.set()
+        for thread in threads:
+            thread.join()
+        store._drop_unsound()
+        assert store.stats().records.get("page", 0) == 0
+        assert store.corrupt == len(records)

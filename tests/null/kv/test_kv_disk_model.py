@@ -100,7 +100,7 @@ class Walk(RuleBasedStateMachine):
             if there:
                 assert self.written[record.kind, record.key] == into == payload_of(record.kind, record.key)
             elif record.kind != "ring":
-                assert record.key not in {child.key for child in store.children(record.parent)}
+                assert record.key not in {near.key for near in store.nearest(record.parent, record.run)}
 
     @invariant()
     def pins_hold(self) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from recordmaker import ROOT, SMALL, chain_of, payload_of, record_of, ring_of
 
+from longread.kv.chain import common_tokens, encode
 from longread.kv.disk import segments
 from longread.kv.disk.store import DiskStore
 from longread.kv.disk.transfer import write_file
@@ -66,12 +67,39 @@ def test_what_is_written_is_known_and_read_back(store: DiskStore) -> None:
             record.run,
         )
         assert read(store, record) == record.payload
-    assert [known.key for known in store.children(ROOT)] == [records[0].key]
-    tail = store.children(records[1].key)[0]
+    assert [known.key for known in store.nearest(ROOT, records[0].run)] == [records[0].key]
+    tail = store.tails({ROOT: records[0].run, records[1].key: records[2].run})[records[1].key][0]
     assert (tail.kind, tail.key, tail.has_ring) == ("tail", records[2].key, True)
     assert store.get("page", records[2].key) is None
     assert not store.get("page", records[0].key).has_ring  # type: ignore[union-attr]
     assert set(store.known("page", [record.key for record in records])) == {records[0].key, records[1].key}
+
+
+@pytest.mark.parametrize("count", [3, 400])
+def test_of_many_runs_after_one_page_the_one_that_shares_most_is_found(store: DiskStore, count: int) -> None:
+    """However many there are and however long ago the right one was used: it was written first."""
+    page = record_of("page", ROOT, 1, chain_of(range(256))[0].run)
+    runs = [encode([number, 7, *range(number % 40)]) for number in range(count)]
+    tails = [record_of("tail", page.key, 2, run) for run in runs]
+    store.write([page, *(each for tail in tails for each in (tail, ring_of(tail)))])
+    bare = record_of("tail", page.key, 2, encode([0, 7, 99]))
+    store.write([bare])
+    for asked in (encode([0, 7, 5, 5]), encode([2, 9]), encode([1, 7, 0, 1, 2]), encode([256, 1]), runs[-1]):
+        best = max(common_tokens(run, asked) for run in [*runs, bare.run])
+        nearest = store.nearest(page.key, asked)
+        assert len(nearest) <= 2 and max(common_tokens(each.run, asked) for each in nearest) == best
+        found = store.tails({page.key: asked, bytes(16): asked}).get(page.key, [])
+        assert sorted(each.run for each in found) == sorted(run for run in runs if asked.startswith(run))
+
+
+def test_a_chain_is_asked_for_in_one_query(store: DiskStore) -> None:
+    records = chain_of(range(700))
+    store.write(records)
+    ahead = {bytes([n, *bytes(15)]): records[-2].run for n in range(1, 200)} | {records[1].key: records[-2].run}
+    asked: list[str] = []
+    store._catalogue._reader.set_trace_callback(asked.append)
+    assert list(store.tails(ahead)) == [records[1].key]
+    assert sum("asked" in sql for sql in asked) == 1
 
 
 def test_it_survives_closing_and_is_seen_by_others(tmp_path: Path) -> None:
@@ -82,7 +110,7 @@ def test_it_survives_closing_and_is_seen_by_others(tmp_path: Path) -> None:
     assert all_there(second, records)
     second.write(more)
     assert all_there(first, more)
-    assert len(first.children(ROOT)) == 2
+    assert len(first.nearest(ROOT, more[0].run[:8])) == 2
     second.gc(0)
     assert first.get("page", more[0].key) is None
     assert first.known("page", [more[0].key]) == {}

@@ -25,6 +25,7 @@ APPLICATION = 0x4C_52_4B_56  # "LRKV" in the file's header: what tells a store f
 SCHEMA = 1
 BUSY_SECONDS = 10.0
 RING = KINDS.index("ring")
+TAIL = KINDS.index("tail")
 Types = Sequence[type | UnionType | None]
 LAYOUT_TYPES: Types = (int, bytes, str, str, int, int)
 UNKNOWN = "?"  # dtype of a root whose description was lost with a damaged index
@@ -78,7 +79,8 @@ class Catalogue:
         """Without ``may_make`` an index with no tables is damaged, not new. Raises StoreError and its kinds."""
         self.path = path
         self.read_only = read_only
-        self.unsound: set[int] = set()  # rows found that cannot be what was written, to be deleted by the next write
+        self._unsound: set[int] = set()  # rows found that cannot be what was written, to be deleted by the next write
+        self._unsound_lock = threading.Lock()  # look-ups and scans add, on threads of their own
         self._read_lock = threading.Lock()
         self._scan_lock = threading.Lock()
         self._write_lock = threading.RLock()
@@ -167,13 +169,36 @@ class Catalogue:
                         rows[row.known.key] = row
         return rows
 
-    def children(self, parent: bytes, limit: int) -> list[Row]:
-        """Pages and tails after ``parent``, those used last first."""
-        sql = f"{_ROWS}WHERE r.parent = ? AND r.kind <> {RING} ORDER BY r.used DESC LIMIT ?"
+    def nearest(self, parent: bytes, ahead: bytes) -> list[Row]:
+        """The pages and tails after ``parent`` whose runs stand next to ``ahead`` in the order of bytes, on both sides:
+        however many there are, one of these two shares the longest beginning with it.
+        """
+        where = f"WHERE r.parent = ? AND r.kind <> {RING}"
+        found: list[tuple] = []
         with self._read_lock, translated(self.path):
             self._refresh()
-            rows = (self._accept(found) for found in self._reader.execute(sql, (parent, limit)).fetchall())
-            return [row for row in rows if row is not None]
+            for side, order in (("<=", "DESC"), (">", "ASC")):
+                sql = f"{_ROWS}{where} AND u.run {side} ? ORDER BY u.run {order} LIMIT 1"
+                found += self._reader.execute(sql, (parent, ahead)).fetchall()
+            rows = [self._accept(each) for each in found]
+        return [row for row in rows if row is not None]
+
+    def tails(self, ahead: Mapping[bytes, bytes]) -> list[Row]:
+        """Tails with a ring after any parent of ``ahead``, whose run is a beginning of what is ahead there."""
+        rows, asked = [], list(ahead.items())
+        with self._read_lock, translated(self.path):
+            self._refresh()
+            for start in range(0, len(asked), BATCH // 2):
+                part = asked[start : start + BATCH // 2]
+                values = ",".join(["(?, ?)"] * len(part))
+                sql = (
+                    f"WITH asked (parent, ahead) AS (VALUES {values}) {_ROWS}JOIN asked a ON r.parent = a.parent "
+                    f"WHERE r.kind = {TAIL} AND u.run = substr(a.ahead, 1, length(u.run)) "
+                    f"AND EXISTS (SELECT 1 FROM records g WHERE g.key = r.key AND g.kind = {RING})"
+                )
+                found = self._reader.execute(sql, [value for pair in part for value in pair]).fetchall()
+                rows += [row for row in map(self._accept, found) if row is not None]
+        return rows
 
     def every(self, where: str = "1", parameters: Sequence[object] = ()) -> Iterator[Row]:
         """All rows that make sense, in the order in which they lie on the disk; not cached."""
@@ -190,8 +215,8 @@ class Catalogue:
                 row = row_of(each[1:])
                 if row is not None:
                     yield row
-                elif isinstance(each[1], int):
-                    self.unsound.add(each[1])
+                else:
+                    self._note_unsound(each[1])
 
     def root_id(self, layout: Layout) -> int:
         """The number of a cache root, entered if it is new; -1 if it is new and nothing can be entered.
@@ -224,6 +249,22 @@ class Catalogue:
         sql = "SELECT id, root, label, dtype, page_bytes, ring_bytes FROM roots"
         return {row[0]: Layout(*row[1:]) for row in self.query(sql, (), LAYOUT_TYPES)}
 
+    @property
+    def unsound(self) -> int:
+        """Rows that were found unsound and wait to be deleted."""
+        return len(self._unsound)
+
+    def take_unsound(self) -> set[int]:
+        """Their numbers, once."""
+        with self._unsound_lock:
+            taken, self._unsound = self._unsound, set()
+        return taken
+
+    def _note_unsound(self, number: object) -> None:
+        if isinstance(number, int):
+            with self._unsound_lock:
+                self._unsound.add(number)
+
     def _refresh(self) -> None:
         """Forget cached rows once anybody has committed anything: another process may have dropped them."""
         version = self._reader.execute("PRAGMA data_version").fetchone()[0]
@@ -234,8 +275,7 @@ class Catalogue:
     def _accept(self, found: tuple) -> Row | None:
         row = row_of(found)
         if row is None:
-            if isinstance(found[0], int):
-                self.unsound.add(found[0])
+            self._note_unsound(found[0])
             return None
         if len(self._cache) >= CACHED_ROWS:
             self._cache.clear()
@@ -349,11 +389,11 @@ def insert(
     return total
 
 
-def delete(write: sqlite3.Connection, numbers: Sequence[int]) -> None:
-    """Take records out of the index, inside a transaction."""
+def delete(write: sqlite3.Connection, numbers: Sequence[int]) -> int:
+    """Take records out of the index, inside a transaction. Returns how many were there."""
     rows = [(number,) for number in numbers]
     write.executemany("DELETE FROM runs WHERE record = ?", rows)
-    write.executemany("DELETE FROM records WHERE id = ?", rows)
+    return max(write.executemany("DELETE FROM records WHERE id = ?", rows).rowcount, 0)
 
 
 def _content(write: sqlite3.Connection, contents: dict[bytes, bytes | None], record: Record) -> bytes | None:

@@ -12,7 +12,7 @@ rest waits for the disk and belongs on a background thread. Not usable across a 
 
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from errno import EDQUOT, ENOSPC, EROFS
@@ -35,8 +35,8 @@ from longread.kv.disk.segments import (
     segment_files,
 )
 from longread.kv.disk.transfer import RINGS_BACK, Description, read_description, read_records, write_file
-from longread.kv.disk.verify import Progress, Report, Verdict, verify
-from longread.kv.records import ID_BYTES, KINDS, DocumentInfo, Kind, Known, Layout, Record
+from longread.kv.disk.verify import Progress, Report, verify
+from longread.kv.records import ID_BYTES, KINDS, DocumentInfo, Kind, Known, Layout, Record, Verdict
 from longread.spec.errors import StoreError, StoreFullError, StoreReadOnlyError, StoreVersionError
 from longread.spec.state import PAGE_TOKENS
 
@@ -90,6 +90,7 @@ class DiskStore:
         self._touched: dict[tuple[bytes, bool], int] = {}  # key, and whether its ring is meant
         self._flushed = index.now()
         self._touch_lock = threading.Lock()
+        self._count_lock = threading.Lock()
         self._bad: set[int] = set()  # rows whose record is not whole and that could not be deleted
         self._closed = False
 
@@ -168,9 +169,19 @@ class DiskStore:
         rows = self._catalogue.get_many(kind, keys)
         return {key: row.known for key, row in rows.items() if row.id not in self._bad}
 
-    def children(self, parent: bytes, limit: int = 256) -> list[Known]:
-        """Pages and tails that follow ``parent``, those used last first."""
-        return [row.known for row in self._catalogue.children(parent, limit) if row.id not in self._bad]
+    def nearest(self, parent: bytes, ahead: bytes) -> list[Known]:
+        """Of the pages and tails that follow ``parent`` the two whose runs stand next to ``ahead``, before and behind
+        it: none shares a longer beginning with it.
+        """
+        return [row.known for row in self._catalogue.nearest(parent, ahead) if row.id not in self._bad]
+
+    def tails(self, ahead: Mapping[bytes, bytes]) -> dict[bytes, list[Known]]:
+        """By parent, the tails with a ring whose run the bytes that are asked for behind the parent begin with."""
+        found: dict[bytes, list[Known]] = {}
+        for row in self._catalogue.tails(ahead):
+            if row.id not in self._bad:
+                found.setdefault(row.known.parent, []).append(row.known)
+        return found
 
     def other_roots(self, content_key: bytes) -> list[str]:
         """Labels of other models and formats under which the same text (records.CONTENT_ROOT) is stored."""
@@ -182,21 +193,24 @@ class DiskStore:
         )
 
     def read(self, kind: Kind, key: bytes, into: memoryview) -> bool:
+        """Whether ``fetch`` found it whole."""
+        return self.fetch(kind, key, into) == "whole"
+
+    def fetch(self, kind: Kind, key: bytes, into: memoryview) -> Verdict:
         """Read a record's payload into ``into``, which has exactly its size.
 
-        False: it is not there, or not whole; then it has been dropped and counted in ``corrupt``. What ``into`` holds
-        after False is undefined. Raises StoreError when index or segment cannot be asked now (locked, too many open
+        One that is not whole has been dropped and counted in ``corrupt``. What ``into`` holds is undefined unless the
+        record was whole. Raises StoreError when index or segment cannot be asked now (locked, too many open
         files...), which says nothing about the record. Counts as a use of this record.
         """
-        if self.inspect(kind, key, into) != "whole":
-            return False
-        if not self.read_only:
+        verdict = self.inspect(kind, key, into)
+        if verdict == "whole" and not self.read_only:
             with self._touch_lock:
                 self._touched[key, kind == "ring"] = index.now()
-        return True
+        return verdict
 
     def inspect(self, kind: Kind, key: bytes, into: memoryview) -> Verdict:
-        """``read``, which also tells a record that is not there from one that was not whole."""
+        """``fetch`` that is no use of the record."""
         for _ in range(ATTEMPTS):  # between index and segment another process may have moved or evicted it
             row = self._catalogue.get(kind, key)
             if row is None or row.id in self._bad:
@@ -381,7 +395,7 @@ class DiskStore:
         self._flush()
         self._writer.finish()  # so that its segment can be compacted too
         done = self._collector.collect(limit, room, ends)
-        self.corrupt += done.corrupt
+        self._count_corrupt(done.corrupt)
         return done
 
     def _require_writable(self) -> None:
@@ -438,7 +452,7 @@ class DiskStore:
 
     def _drop(self, row: Row) -> None:
         """Take a record out that is not whole, unless it has been moved or written anew meanwhile."""
-        self.corrupt += 1
+        self._count_corrupt(1)
         self._bad.add(row.id)
         if self.read_only:
             return
@@ -448,13 +462,16 @@ class DiskStore:
         except StoreError:
             return  # it stays in _bad, so that this process does not meet it again
 
+    def _count_corrupt(self, count: int) -> None:
+        with self._count_lock:  # look-ups, loads and collections count at the same time
+            self.corrupt += count
+
     def _drop_unsound(self) -> None:
-        unsound = self._catalogue.unsound
+        unsound = self._catalogue.take_unsound()
         if unsound:
-            self.corrupt += len(unsound)
             with self._catalogue.transaction() as write:
-                index.delete(write, sorted(unsound))
-            unsound.clear()
+                gone = index.delete(write, sorted(unsound))  # not those that a look-up found again meanwhile
+            self._count_corrupt(gone)
 
     def _flush(self) -> None:
         self._flushed = index.now()

@@ -6,15 +6,13 @@ Knows segments, index and documents. Must not know models.
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
 
 from longread.kv.disk import documents
 from longread.kv.disk.catalogue import Catalogue
 from longread.kv.disk.eviction import NODE_TYPES, Node, unreachable
 from longread.kv.disk.format import HEADER_BYTES
-from longread.kv.records import Kind
+from longread.kv.records import Kind, Verdict
 
-Verdict = Literal["whole", "absent", "corrupt"]
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 
@@ -63,7 +61,7 @@ def verify(
             report.corrupt.append((row.known.kind, row.known.key.hex()))
         if progress is not None:
             progress(report.bytes, max(total, report.bytes))
-    report.unsound_rows = len(catalogue.unsound)
+    report.unsound_rows = catalogue.unsound
     nodes = catalogue.query("SELECT id, kind, key, parent, depth, size, used FROM records", (), NODE_TYPES)
     report.unreachable = len(unreachable([Node(*row) for row in nodes]))
     for document in documents.listed(catalogue):
