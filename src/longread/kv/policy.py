@@ -6,21 +6,24 @@ from longread.spec.state import PAGE_TOKENS
 
 SNAPSHOT_INTERVAL = 32768  # tokens between the snapshots of a long prompt
 SNAPSHOT_MIN_PROMPT = PAGE_TOKENS  # a shorter prompt is recomputed faster than a snapshot row is worth
+# Page ends kept before a prompt's end. Where the text ends that the next question shares is not known; while at most
+# 2 * 256 + 2 tokens follow it, its last page end is one of three, so less than a page of it is computed again.
+LAST_PAGE_ENDS = 3
 
 
 def _landing_points(prompt_length: int, interval: int, rings: bool) -> Iterator[int]:
     """Positions of a prompt at which the engine calls ``snapshot``; unordered, possibly repeated or <= 0.
 
-    With ring groups: one token before the end (the same prompt again costs one token), the last page end before that,
-    the one two pages further back (the same document under another question), and each ``interval``. Without: the
-    prompt's end, for its partial page.
+    With ring groups: one token before the end (the same prompt again costs one token), the last page ends before that
+    (the same document under another question), and each ``interval``. Without: the prompt's end, for its partial page.
     """
     if not rings:
         yield prompt_length
     elif prompt_length >= SNAPSHOT_MIN_PROMPT:
         last = prompt_length - 1
         page_end = (last - 1) // PAGE_TOKENS * PAGE_TOKENS
-        yield from (last, page_end, page_end - 2 * PAGE_TOKENS)
+        yield last
+        yield from (page_end - back * PAGE_TOKENS for back in range(LAST_PAGE_ENDS))
         yield from range(interval, last, interval)
 
 

@@ -19,7 +19,7 @@ DEFAULT_MAX_NUM_SEQS = 16
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
 DEFAULT_KV_BYTES = 4 * 2**30  # on a CPU that other programs share; documents that need more ask for it
 DEFAULT_STORE_BYTES = 20 * 2**30
-SNAPSHOTS_PER_SEQ = 4  # prompt end, turn end, and two interval marks of a long document
+SNAPSHOTS_PER_SEQ = 6  # three page ends, prompt end, turn end, and an interval mark of a long document
 SNAPSHOT_SHARE = 4  # at most a quarter of the cache goes to snapshots
 HEADROOM = 0.9  # of the available memory: the estimate is a moment's, and others allocate too
 

@@ -202,7 +202,7 @@ def test_chunks_end_at_snapshot_points() -> None:
     while bench.live:
         bench.step()
         ends.append(timeline.computed)
-    assert ends[:-1] == [256, 768, 999]
+    assert ends[:-1] == [256, 512, 768, 999]
     assert bench.cache.match(timeline.tokens[:1000]).cached_tokens == 999
 
 

@@ -80,10 +80,11 @@ def test_rows_of_several_tokens_are_not_split():
 
 def test_ring_models_land_on_snapshots_only():
     cache, store = make(WITH_RINGS)
-    read(cache, store, tokens(2000))  # published: 1999, 1792 and 1280
+    read(cache, store, tokens(2000))  # published: 1999, 1792, 1536 and 1280
     assert cache.match([*tokens(1999), 77777]).cached_tokens == 1999
     assert cache.match([*tokens(1998), 77777]).cached_tokens == 1792
-    assert cache.match([*tokens(1791), 77777]).cached_tokens == 1280
+    assert cache.match([*tokens(1791), 77777]).cached_tokens == 1536
+    assert cache.match([*tokens(1535), 77777]).cached_tokens == 1280
     assert cache.match([*tokens(1279), 77777]).cached_tokens == 0
 
 
@@ -189,23 +190,23 @@ def test_an_evicted_page_takes_its_snapshots_and_tails_with_it():
     cache, store = make(WITH_RINGS, pages=8)
     prompt = tokens(1000)
     read(cache, store, prompt)
-    assert cache.snapshots_held == 3
+    assert cache.snapshots_held == 4
     lease = cache.open([1])
     cache.reserve(lease, 5 * 256)
-    assert (cache.snapshots_held, cache.match(prompt).cached_tokens) == (2, 768)
+    assert (cache.snapshots_held, cache.match(prompt).cached_tokens) == (3, 768)
     cache.reserve(lease, 8 * 256)
     assert (cache.snapshots_held, cache.match(prompt).cached_tokens, cache.pages_cached) == (0, 0, 0)
     cache.check()
 
 
 def test_snapshots_are_evicted_by_use():
-    cache, store = make(WITH_RINGS, snapshots=6)
+    cache, store = make(WITH_RINGS, snapshots=8)
     first, second = tokens(1000), tokens(1000, 5000)
     read(cache, store, first)
     read(cache, store, second)
     cache.close(cache.open(first))  # 999 of the first is young again
     read(cache, store, tokens(1000, 9000))
-    assert cache.snapshots_evicted == 3
+    assert cache.snapshots_evicted == 4
     assert (cache.match(first).cached_tokens, cache.match(second).cached_tokens) == (999, 999)
     assert cache.match(first[:999]).cached_tokens == 0
     cache.check()

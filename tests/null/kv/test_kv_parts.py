@@ -217,9 +217,9 @@ def test_where_prompts_are_cut():
     assert points(256, rings=True) == [255]
     assert points(257, rings=True) == [256]
     assert points(258, rings=True) == [256, 257]
-    assert points(2000, rings=True) == [1280, 1792, 1999]
-    assert points(100_000, rings=True) == [32768, 65536, 98304, 99328, 99840, 99999]
-    assert points(3000, rings=True, interval=1000) == [1000, 2000, 2304, 2816, 2999]
+    assert points(2000, rings=True) == [1280, 1536, 1792, 1999]
+    assert points(100_000, rings=True) == [32768, 65536, 98304, 99328, 99584, 99840, 99999]
+    assert points(3000, rings=True, interval=1000) == [1000, 2000, 2304, 2560, 2816, 2999]
     assert points(2000, rings=False) == [2000]
     assert points(1, rings=False) == [1]
 
@@ -227,6 +227,7 @@ def test_where_prompts_are_cut():
 def test_what_a_running_prompt_still_promises():
     assert promised_point(2000, 0, 2000, 32768, rings=True) == 1999
     assert promised_point(2000, 0, 1500, 32768, rings=True) == 1280
+    assert promised_point(2000, 0, 1600, 32768, rings=True) == 1536
     assert promised_point(2000, 1280, 1500, 32768, rings=True) == 0
     assert promised_point(2000, 0, 1500, 32768, rings=False) == 1280
     assert promised_point(2000, 1280, 1500, 32768, rings=False) == 0

@@ -103,7 +103,7 @@ def test_the_cache_is_said_to_be_as_large_as_it_is() -> None:
 
 
 def test_v4_keeps_snapshots_unless_prefix_caching_is_off() -> None:
-    assert resolve(EngineOptions("m"), TINY_V4, LAPTOP).num_snapshots == 64
+    assert resolve(EngineOptions("m"), TINY_V4, LAPTOP).num_snapshots == 96
     off = EngineOptions("m", enable_prefix_caching=False)
     assert resolve(off, TINY_V4, LAPTOP).num_snapshots == 0
 

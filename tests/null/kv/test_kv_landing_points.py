@@ -1,0 +1,89 @@
+"""The landing points of ring models: another question about a text that was read lands within a page of the text's end,
+wherever page ends fall.
+"""
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from kv_contents import WITH_RINGS, Contents
+
+from longread.kv.cache import KVCache
+from longread.kv.policy import LAST_PAGE_ENDS, next_landing_point, promised_point
+from longread.spec.state import PAGE_TOKENS
+
+ROOT = b"root".ljust(16, b"\0")
+INTERVAL = 32768
+LONGEST = (LAST_PAGE_ENDS - 1) * PAGE_TOKENS + 2  # of what follows the shared text: more, and no bound is promised
+
+
+def points(prompt: int) -> list[int]:
+    found, at = [], 0
+    while (point := next_landing_point(prompt, at, INTERVAL, rings=True)) is not None:
+        found.append(point)
+        at = point
+    return found
+
+
+def again(shared: int, first: int, second: int) -> int:
+    """Tokens of the shared text that the second prompt computes again, after the first has been read."""
+    most = min(shared, shared + second - 1)
+    return shared - max((point for point in points(shared + first) if point <= most), default=0)
+
+
+@pytest.mark.parametrize("after", range(PAGE_TOKENS))
+def test_a_second_question_reads_less_than_a_page_of_the_text_again(after: int) -> None:
+    """The text ends ``after`` tokens behind a page end; every length of question from 1 to 300, and the longest."""
+    for shared in (after, 16 * PAGE_TOKENS + after):
+        for first in (*range(1, 301), LONGEST):
+            assert again(shared, first, second=40) < PAGE_TOKENS, (shared, first)
+        assert shared < PAGE_TOKENS or again(shared, 0, second=40) == 1  # a document that was read by itself
+
+
+def test_the_bound_ends_where_it_says() -> None:
+    shared = 17 * PAGE_TOKENS - 1
+    assert again(shared, LONGEST, 40) < PAGE_TOKENS
+    assert again(shared, LONGEST + 1, 40) >= PAGE_TOKENS
+
+
+@given(st.integers(PAGE_TOKENS, 200_000))
+def test_a_prompt_has_few_points_and_the_last_is_one_token_before_its_end(length: int) -> None:
+    found = points(length)
+    assert found == sorted(set(found)) and found[-1] == length - 1
+    assert len(found) <= 1 + LAST_PAGE_ENDS + length // INTERVAL
+    assert all(point % PAGE_TOKENS == 0 for point in found[:-1])
+
+
+@given(st.integers(1, 9000), st.integers(0, 300), st.integers(1, 300), st.integers(0, 9300))
+def test_what_is_promised_to_a_waiting_question_is_where_it_would_land(
+    shared: int, first: int, second: int, position: int
+) -> None:
+    limit = min(shared, shared + second - 1)
+    promised = promised_point(shared + first, position, limit, INTERVAL, rings=True)
+    assert promised in {0, *points(shared + first)}
+    if position < shared - again(shared, first, second):
+        assert promised == shared - again(shared, first, second)
+    else:
+        assert not promised
+
+
+@given(st.integers(300, 1500), st.integers(1, 300), st.integers(1, 300))
+@example(1023, 300, 1)
+@example(1024, 1, 300)
+@example(1279, 258, 40)
+def test_the_cache_lands_where_the_policy_says(shared: int, first: int, second: int) -> None:
+    store = Contents(WITH_RINGS, 12, 2, 12)
+    cache = KVCache(WITH_RINGS, ROOT, 12, 2, 12, store)
+    text = list(range(shared))
+    prompt = text + [70000] * first
+    lease = cache.open(prompt)
+    while lease.position < len(prompt):
+        point = cache.next_snapshot_point(len(prompt), lease.position)
+        tokens = prompt[lease.position : point]
+        cache.reserve(lease, lease.position + len(tokens))
+        store.compute(lease.pages, lease.slot, lease.tokens + tokens, lease.position)
+        cache.commit(lease, tokens)
+        if lease.position == point:
+            assert cache.snapshot(lease)
+    cache.close(lease)
+    assert shared - cache.match(text + [80000] * second).cached_tokens == again(shared, first, second) < PAGE_TOKENS
+    cache.check()
