@@ -1,7 +1,7 @@
 """What was read of a machine, before anybody judges it.
 
-Every field may be None: it could not be read, or the file that it came from does not say. ``unread`` holds the reason by
-field name where there is one worth telling. Readers fill these, on this machine or from saved files; checks only look.
+Every field may be None: it could not be read, or the file that it came from does not say. ``unread`` holds the reason
+by field name where there is one worth telling. Readers fill these, on this machine or from saved files; checks look.
 Clocks are MHz, temperatures degrees Celsius, powers watts, sizes bytes.
 """
 
@@ -55,12 +55,15 @@ class Fabric:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Xid:
-    """A driver error out of the kernel log. ``bus``: the PCI address as logged; ``when``: as logged, may be ""."""
+    """A driver error out of the kernel log. ``bus``: the PCI address as logged ("0000:3b:00"); ``when``: as logged, may
+    be "". ``switch``: an SXid, of an NVSwitch, whose codes are others.
+    """
 
     code: int
     bus: str
     text: str
     when: str = ""
+    switch: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +90,6 @@ class GpuFacts:
     ecc_uncorrected: int | None = None  # the same
     ecc_uncorrected_ever: int | None = None
     rows: RowRemapping | None = None
-    xids: tuple[Xid, ...] | None = None
     recovery_action: str | None = None
     sm_clock: int | None = None
     sm_clock_max: int | None = None
@@ -127,7 +129,7 @@ class GpuFacts:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
     """How GPUs reach each other. ``links[i][j]``: as in ``nvidia-smi topo -m``: "X", "NV18", "PIX", "PXB", "PHB",
-    "NODE", "SYS". ``peer[i][j]``: "ok", or why the driver does not allow peer-to-peer reads ("chipset not supported"...).
+    "NODE", "SYS". ``peer[i][j]``: "ok", or why the driver does not allow peer-to-peer reads ("chipset not supported").
     Both [GPUs, GPUs], in the order of ``Facts.gpus``; a pair that could not be read is "".
     """
 
@@ -147,11 +149,12 @@ class Package:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Versions:
-    """``driver``: as text, "580.95.05". ``cuda_driver``: the newest CUDA that the driver serves. ``torch_cuda``: the CUDA
-    that torch was built for, "" for a build without one. ``torch_arch``: what torch's wheel has kernels for ("sm_90",
-    "compute_120"); ``torch_arch_from``: whether that was asked of torch or is out of a table. ``kernel_tables``: by
-    engine, the device names of the tuned MoE tables in its wheel. ``environment``: variables of torch, NCCL, CUDA, vLLM
-    and SGLang that are set.
+    """``driver``: as text, "580.95.05". ``cuda_driver``: the newest CUDA that the driver serves. ``torch_cuda``: the
+    CUDA that torch was built for, "" for a build without one. ``torch_arch``: what torch's wheel has kernels for
+    ("sm_90", "compute_120"); ``torch_arch_from``: whether that was asked of torch or is out of a table.
+    ``kernel_tables``: by engine, the names of the tuned tables in its wheel without ".json"
+    ("E=256,N=256,device_name=NVIDIA_H20,dtype=fp8_w8a8,block_shape=[128,128]"). ``environment``: variables of torch,
+    NCCL, CUDA, vLLM and SGLang that are set, without those that may hold secrets.
     """
 
     python: str | None = None
@@ -240,7 +243,7 @@ class Server:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """Everything that one run of the doctor knows. ``origin``: "this machine", or the files. ``gpus``: None where it is
-    not known whether there are any (``unread["gpus"]`` says why), empty where there are none.
+    not known whether there are any (``unread["gpus"]`` says why), empty where there are none. ``xids``: oldest first.
     """
 
     origin: str = "this machine"
@@ -249,4 +252,5 @@ class Facts:
     versions: Versions | None = None
     host: HostFacts | None = None
     servers: tuple[Server, ...] | None = None
+    xids: tuple[Xid, ...] | None = None
     unread: Mapping[str, str] = field(default_factory=dict)

@@ -17,9 +17,10 @@ class Finding:
     """``severity``: error = serving fails or gives wrong results; warning = slower, smaller or at risk; note = worth
     knowing, or could not be read; ok = looked at and fine.
 
-    ``subject``: what it is about, stable enough to filter by ("GPU 3 ECC", "torch x vllm"). ``statement``: one sentence.
-    ``evidence``: the value read beside the limit. ``remedy``: what to do, with the command, which the doctor itself never
-    runs; "" where there is nothing to do. ``source``: where the limit comes from (a document, owner/repo#issue).
+    ``subject``: what it is about, stable enough to filter by ("GPU 3 ECC", "torch x vllm"). ``statement``: one
+    sentence. ``evidence``: the value read beside the limit. ``remedy``: what to do, with the command, which the doctor
+    itself never runs; "" where there is nothing to do. ``source``: where the limit comes from (a document,
+    owner/repo#issue).
     """
 
     severity: Severity
