@@ -20,7 +20,7 @@ class Request:
         room = max_request_tokens - len(request.prompt)
         self.request = request
         self.sampling = sampling
-        self.timeline = Timeline(request.request_id, request.prompt, request.hashed)
+        self.timeline = Timeline(request.request_id, request.prompt, request.hashed, request.cache_salt)
         self.limit = room if params.max_tokens is None else min(params.max_tokens, room)
         self.stop_token: int | None = None
         self.reuse: Reuse | None = None

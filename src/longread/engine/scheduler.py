@@ -245,7 +245,7 @@ class Scheduler:
     def _chain(self, entry: Entry) -> TokenChain:
         if entry.chain is None:
             start = time.monotonic()
-            entry.chain = self._cache.chain(entry.timeline.tokens, entry.timeline.hashed)
+            entry.chain = self._cache.chain(entry.timeline.tokens, entry.timeline.hashed, entry.timeline.salt)
             self._cache.match(entry.chain)  # hashes its pages
             self._looked_up(entry, start)
         return entry.chain

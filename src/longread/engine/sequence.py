@@ -41,12 +41,13 @@ class Timeline:
 
     The lease (one slot, some pages) comes and goes: a preempted timeline has none and starts again from the prefix
     cache. ``prompt_length`` is the number of tokens that were given; the rest was sampled. ``hashed``: what the caller
-    has hashed of them.
+    has hashed of them. ``salt``: whose cached state it shares.
     """
 
-    def __init__(self, key: str, tokens: Sequence[int], hashed: HashedTokens | None = None):
+    def __init__(self, key: str, tokens: Sequence[int], hashed: HashedTokens | None = None, salt: str | None = None):
         self.key = key
         self.hashed = hashed
+        self.salt = salt
         self.tokens = list(tokens)
         self.prompt_length = len(self.tokens)
         self.lease: Lease | None = None

@@ -72,9 +72,12 @@ def positions(pool: PagePool, leases: Leases, caching: bool) -> Iterator[str]:
 
 def tree(index: PrefixIndex, rings: bool, caching: bool) -> Iterator[str]:
     """Each entry is found by its identity, hangs on a published full page, and can be landed on."""
-    reachable = index.subtree(index.root)
-    if len(reachable) - 1 != len(index.entries):
-        yield f"{len(index.entries)} entries, {len(reachable) - 1} of them reachable"
+    roots = [index.root, *index.salted.values()]
+    reachable = [entry for root in roots for entry in index.subtree(root)]
+    if len(reachable) - len(roots) != len(index.entries):
+        yield f"{len(index.entries)} entries, {len(reachable) - len(roots)} of them reachable"
+    if any(not root.children or index.salted[key] is not root for key, root in index.salted.items()):
+        yield "a salted root is kept that nothing hangs on"
     if not caching and index.entries:
         yield f"{len(index.entries)} entries although prefix caching is off"
     for entry in reachable:

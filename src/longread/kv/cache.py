@@ -22,7 +22,7 @@ from longread.kv.policy import SNAPSHOT_INTERVAL, next_landing_point, promised_p
 from longread.kv.pool import PagePool
 from longread.kv.snapshots import SnapshotPool
 from longread.spec.errors import CapacityError
-from longread.spec.state import PAGE_TOKENS, HashedTokens, StateGroup, page_hash, pages_for
+from longread.spec.state import PAGE_TOKENS, HashedTokens, StateGroup, page_hash, pages_for, salted_root
 
 EVICT_AHEAD = 64  # pages; a prompt that will need them anyway gets neighbours instead of single pages
 WAIT_GAIN = 16  # tokens; waiting for another sequence costs a step, so it must save more than a few tokens
@@ -93,12 +93,17 @@ class KVCache:
     def snapshots_held(self) -> int:
         return len(self.snapshots.owners)
 
-    def chain(self, tokens: Sequence[int] | TokenChain, hashed: HashedTokens | None = None) -> TokenChain:
+    def chain(
+        self, tokens: Sequence[int] | TokenChain, hashed: HashedTokens | None = None, salt: str | None = None
+    ) -> TokenChain:
         """Convert a prompt once; ``match``, ``pending`` and ``open`` then hash no page of it twice.
 
         ``hashed``: what the caller has converted and hashed of it already, used where it fits (``HashedTokens.fits``).
+        ``salt``: the chain meets those of the same salt only.
         """
-        return tokens if isinstance(tokens, TokenChain) else TokenChain(self.index.root.key, tokens, hashed)
+        if isinstance(tokens, TokenChain):
+            return tokens
+        return TokenChain(salted_root(self.index.root.key, salt), tokens, hashed)
 
     def match(self, tokens: Sequence[int] | TokenChain) -> Match:
         """What ``open`` would reuse now, at most len(tokens) - 1 tokens. Changes nothing, counts nothing."""
@@ -114,7 +119,7 @@ class KVCache:
             return False
         chain, promised = self.chain(tokens), 0
         for lease in self.leases.values():
-            if lease.position < len(lease.prompt):
+            if lease.position < len(lease.prompt) and lease.prompt.root == chain.root:
                 limit = common_tokens(lease.prompt.data, chain.data)
                 if self.has_rings:  # a snapshot behind the last reusable token cannot be landed on
                     limit = min(limit, len(chain) - 1)
@@ -145,7 +150,7 @@ class KVCache:
         landing = _Landing(whole)
         if partial:
             start = len(whole) * PAGE_TOKENS
-            parent = whole[-1] if whole else self.index.root
+            parent = whole[-1] if whole else self.index.base(chain.root)
             closest, common = self.index.closest(parent, chain.run(start, min(most, start + PAGE_TOKENS)))
             landing.length = common // self.grain * self.grain
             landing.partial = closest if landing.length else None
@@ -153,7 +158,7 @@ class KVCache:
 
     def _find_snapshot(self, chain: TokenChain, whole: list[Entry], most: int, partial: bool) -> _Landing:
         while True:
-            parent = whole[-1] if whole else self.index.root
+            parent = whole[-1] if whole else self.index.base(chain.root)
             if partial and parent.children:
                 start = len(whole) * PAGE_TOKENS
                 # One token more than may be reused: ``prefixes`` are proper ones.
@@ -253,7 +258,7 @@ class KVCache:
             return False
         whole, length = divmod(lease.position, PAGE_TOKENS)
         self._publish(lease, whole)
-        parent = self.index.entries[lease.hashes[whole - 1]] if whole else self.index.root
+        parent = self.index.entries[lease.hashes[whole - 1]] if whole else self.index.base(lease.prompt.root)
         tokens = lease.tokens[whole * PAGE_TOKENS :]
         key = page_hash(parent.key, tokens) if length else parent.key
         if self.has_rings:
@@ -352,7 +357,7 @@ class KVCache:
         next page holds. ``ring``: the row holds the ring state behind the last of them. What somebody else has
         published meanwhile stays as it is, and the loaded copy goes.
         """
-        at = self.index.root
+        at = self.index.base(load.chain.root)
         for page in range(whole):
             key, run = load.chain.page_hash(page), load.chain.run(page * PAGE_TOKENS, (page + 1) * PAGE_TOKENS)
             at = self.index.get(key) or self._add(key, at, run, load.pages[page])
@@ -475,7 +480,7 @@ class KVCache:
         if stop <= len(lease.prompt):
             lease.hashes.append(lease.prompt.page_hash(page))
             return
-        parent = lease.hashes[-1] if page else self.index.root.key
+        parent = lease.hashes[-1] if page else lease.prompt.root
         lease.hashes.append(page_hash(parent, lease.tokens[stop - PAGE_TOKENS : stop]))
 
     def _publish(self, lease: Lease, pages: int) -> None:
@@ -483,7 +488,7 @@ class KVCache:
         known = pages
         while known and self.index.get(lease.hashes[known - 1]) is None:
             known -= 1
-        parent = (self.index.get(lease.hashes[known - 1]) if known else None) or self.index.root
+        parent = (self.index.get(lease.hashes[known - 1]) if known else None) or self.index.base(lease.prompt.root)
         for page in range(known, pages):
             run = encode(lease.tokens[page * PAGE_TOKENS : (page + 1) * PAGE_TOKENS])
             parent = self._add(lease.hashes[page], parent, run, lease.pages[page])

@@ -85,7 +85,8 @@ def _reason(
     if known == extent.known and cache.evicted.after(chain, whole):
         note = f"what follows token {extent.start} was read before and has been evicted"
         return "evicted", known, note + _distance(cached, known), None
-    others = _elsewhere(tiers, chain) if known < PAGE_TOKENS else []
+    unsalted = chain.root == cache.index.root.key  # what a salt keeps apart is not looked for elsewhere either
+    others = _elsewhere(tiers, chain) if known < PAGE_TOKENS and unsalted else []
     if others:
         note = f"the text was read under {', '.join(others)}, whose cache has another format"
         return "other model or format", known, note, None
@@ -133,7 +134,7 @@ def _extent(cache: KVCache, tiers: Tiers | None, chain: TokenChain) -> _Extent:
     start = whole * PAGE_TOKENS
     ahead = chain.run(start, min(len(chain), start + PAGE_TOKENS))
     parent = chain.page_hash(whole - 1) if whole else chain.root
-    entry = index.get(parent) if whole else index.root
+    entry = index.get(parent) if whole else index.base(chain.root)
     beside, most = b"", -1
     closest = index.closest(entry, ahead)[0] if entry is not None else None
     runs = [] if closest is None else [closest.run]

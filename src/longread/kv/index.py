@@ -48,12 +48,19 @@ def _run(entry: Entry) -> bytes:
 
 
 class PrefixIndex:
-    """Entries by identity, by place in the tree, and by page."""
+    """Entries by identity, by place in the tree, and by page. Trees of different roots share nothing."""
 
     def __init__(self, root: bytes):
         self.root = Entry(root, None, b"", -1)
+        self.salted: dict[bytes, Entry] = {}  # other roots, while anything hangs on them
         self.entries: dict[bytes, Entry] = {}
         self.on_page: dict[int, list[Entry]] = {}
+
+    def base(self, root: bytes) -> Entry:
+        """Where the chains hang that begin with ``root``: the cache's, or a salted one."""
+        if root == self.root.key:
+            return self.root
+        return self.salted.get(root) or Entry(root, None, b"", -1)
 
     def get(self, key: bytes) -> Entry | None:
         return self.entries.get(key)
@@ -73,6 +80,8 @@ class PrefixIndex:
             for shorter in self.prefixes(parent, run)
             if (old := shorter.page) != page and self._carries_only(old, run) and self._move(shorter, page)
         ]
+        if parent.parent is None and parent is not self.root:
+            self.salted[parent.key] = parent
         parent.children.insert(at, entry)
         self.entries[key] = entry
         self.on_page.setdefault(page, []).append(entry)
@@ -84,6 +93,8 @@ class PrefixIndex:
             raise AssertionError(f"entry at {entry.end} still has {len(entry.children)} children")
         siblings = entry.parent.children
         del siblings[bisect_left(siblings, entry.run, key=_run)]
+        if not siblings:
+            self.salted.pop(entry.parent.key, None)
         del self.entries[entry.key]
         return self._leave(entry)
 

@@ -164,7 +164,8 @@ class Persister:
         index = self._cache.index
         entry = index.get(landing.at)
         if entry is None and not self._cache.has_rings:
-            parent = index.root if landing.parent == index.root.key else index.get(landing.parent)
+            root = landing.lease.prompt.root
+            parent = index.base(root) if landing.parent == root else index.get(landing.parent)
             entry = index.covering(parent, landing.run) if parent is not None else None
         return entry
 

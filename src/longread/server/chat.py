@@ -18,6 +18,7 @@ from longread.server.prompts import Prompt, pieces_bytes, prompt_of
 from longread.server.state import ServerState, state_of
 from longread.server.work import engine_requests, new_id, open_call, respond, start
 from longread.spec.engine import FinishEvent, TokenEvent
+from longread.spec.errors import InvalidRequestError
 from longread.wire import responses, sse
 from longread.wire.body import parse_json
 from longread.wire.encoding.conversation import conversation
@@ -184,11 +185,17 @@ def prepare(state: ServerState, body: bytes, clock: Clock) -> ChatPrompt:
     fields = validate(ChatRequest, parse_json(body))
     model = state.check_model(fields.model)
     clock.mark("parse")
+    if fields.cache_salt is not None and fields.named_documents:
+        raise InvalidRequestError(
+            "cache_salt: stored documents were read without a salt, so that nothing of them could be reused; leave "
+            "cache_salt out, or send the text in place of its id",
+            "cache_salt",
+        )
     documents = texts_named(state, fields)
     rendered = state.encoding.render(conversation(fields, state.encoding.abilities, state.template_defaults, documents))
     clock.mark("render")
     data = pieces_bytes(state, rendered.pieces)
     clock.mark("tokenise")
-    prompt = prompt_of(state, data)
+    prompt = prompt_of(state, data, fields.cache_salt)
     clock.mark("hash")
     return ChatPrompt(fields, model, prompt, rendered.in_reasoning)

@@ -189,7 +189,8 @@ def prepare(state: ServerState, body: bytes, clock: Clock) -> CompletionPrompts:
     bos = fields.add_special_tokens is not False
     data = [text_bytes(state, prompt, bos) if isinstance(prompt, str) else prompt for prompt in texts]
     clock.mark("tokenise")
-    prompts = tuple(prompt_of(state, d) if isinstance(d, bytes) else prompt_of_ids(state, d) for d in data)
+    salt = fields.cache_salt
+    prompts = tuple(prompt_of(state, d, salt) if isinstance(d, bytes) else prompt_of_ids(state, d, salt) for d in data)
     clock.mark("hash")
     return CompletionPrompts(fields, model, prompts)
 
@@ -203,6 +204,6 @@ def prepare_ids(state: ServerState, body: bytes, query: Mapping[str, object], cl
     clock.mark("parse")
     clock.mark("render")
     clock.mark("tokenise")
-    prompt = prompt_of(state, data)
+    prompt = prompt_of(state, data, fields.cache_salt)
     clock.mark("hash")
     return CompletionPrompts(fields, model, (prompt,))

@@ -53,7 +53,7 @@ class _Counters:
     reused: Reuse = field(default_factory=lambda: Reuse(0))
     misses: dict[MissReason, int] = field(default_factory=dict)
     pages: set[int] = field(default_factory=set)
-    prompts: deque[tuple[int, ...]] = field(default_factory=lambda: deque(maxlen=KEPT_PROMPTS))
+    prompts: deque[tuple[str | None, tuple[int, ...]]] = field(default_factory=lambda: deque(maxlen=KEPT_PROMPTS))
 
 
 class FakeEngine:
@@ -202,7 +202,7 @@ class FakeEngine:
             disk_tokens=counters.reused.disk_tokens + reuse.disk_tokens,
         )
         counters.misses[reuse.reason] = counters.misses.get(reuse.reason, 0) + 1
-        counters.prompts.append(running.request.prompt)
+        counters.prompts.append((running.request.cache_salt, running.request.prompt))
         looked_up, now = time.monotonic(), time.monotonic()
         running.reuse = reuse
         running.times = replace(
@@ -219,25 +219,26 @@ class FakeEngine:
 
     def _reuse_of(self, request: GenerationRequest) -> Reuse:
         prompt = request.prompt
-        known = max((_common(prompt, other) for other in self._counters.prompts), default=0)
-        cached = self._look_up(prompt)
+        others = [other for salt, other in self._counters.prompts if salt == request.cache_salt]
+        known = max((_common(prompt, other) for other in others), default=0)
+        cached = self._look_up(request.cache_salt, prompt)
         reuse = Reuse(len(prompt), device_tokens=cached, recomputed_tokens=len(prompt) - cached)
         if len(prompt) - cached <= PAGE_TOKENS and known == len(prompt):
             reuse = replace(reuse, reason="complete")
         elif known and known < len(prompt):
-            other = max(self._counters.prompts, key=lambda other: _common(prompt, other))
+            other = max(others, key=lambda other: _common(prompt, other))
             if known < len(other):
                 start, end = max(0, known - EXCERPT_TOKENS), known + EXCERPT_TOKENS
                 excerpt = Excerpt(start, prompt[start:end], other[start:end])
                 reuse = replace(reuse, reason="differs", at=known, excerpt=excerpt)
         return self._explain(request, reuse) if self._explain is not None else reuse
 
-    def _look_up(self, prompt: tuple[int, ...]) -> int:
+    def _look_up(self, salt: str | None, prompt: tuple[int, ...]) -> int:
         """Tokens of whole pages seen before; the last token is always computed, as in the real engine."""
         pages = self._counters.pages
         cached, hit = 0, True
         for end in range(PAGE_TOKENS, len(prompt) + 1, PAGE_TOKENS):
-            key = hash(prompt[:end])
+            key = hash((salt, prompt[:end]))
             hit = hit and key in pages and end < len(prompt)
             cached = end if hit else cached
             pages.add(key)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from longread.server.state import ServerState
 from longread.spec.errors import ContextLengthError
-from longread.spec.state import HashedTokens
+from longread.spec.state import HashedTokens, salted_root
 from longread.wire.encoding.pieces import Piece
 from longread.wire.tokenizer import ids_of
 
@@ -46,18 +46,18 @@ def pieces_bytes(state: ServerState, pieces: Sequence[Piece]) -> bytes:
     return state.tokenizer.prompt_bytes(pieces)
 
 
-def prompt_of(state: ServerState, data: bytes) -> Prompt:
-    """A prompt given as int32 bytes, hashed for this server's engine."""
+def prompt_of(state: ServerState, data: bytes, salt: str | None = None) -> Prompt:
+    """A prompt given as int32 bytes, hashed for this server's engine and a ``cache_salt``."""
     if not data:
         return Prompt(())
-    hashed, ids = state.hasher.hash(state.driver.engine_info.cache_root, data)
+    hashed, ids = state.hasher.hash(salted_root(state.driver.engine_info.cache_root, salt), data)
     return Prompt(ids, hashed)
 
 
-def prompt_of_ids(state: ServerState, ids: tuple[int, ...]) -> Prompt:
+def prompt_of_ids(state: ServerState, ids: tuple[int, ...], salt: str | None = None) -> Prompt:
     """The same for ids that a client sent as numbers; those that no prompt can hold are the engine's to refuse."""
     try:
-        return prompt_of(state, array("i", ids).tobytes())
+        return prompt_of(state, array("i", ids).tobytes(), salt)
     except OverflowError:
         return Prompt(ids)
 

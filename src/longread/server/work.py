@@ -53,7 +53,11 @@ def engine_requests(
     first = to_sampling(fields, grammar_after=grammar_after)
     return [
         GenerationRequest(
-            f"{answer_id}-{i * fields.choices + choice}", prompt.ids, for_choice(first, choice), prompt.hashed
+            f"{answer_id}-{i * fields.choices + choice}",
+            prompt.ids,
+            for_choice(first, choice),
+            prompt.hashed,
+            fields.cache_salt,
         )
         for i, prompt in enumerate(prompts)
         for choice in range(fields.choices)

@@ -55,13 +55,15 @@ class SamplingParams:
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One prompt, one output. ``request_id`` is unique among the requests that have not ended. ``hashed``: the
-    prompt's bytes and page identities under ``EngineInfo.cache_root``, if the caller has computed them.
+    prompt's bytes and page identities under the root of its salt, if the caller has computed them. ``cache_salt``: it
+    shares cached state with requests of the same salt only (as in vLLM); None: with all others that have none.
     """
 
     request_id: str
     prompt: tuple[int, ...]
     sampling: SamplingParams = field(default_factory=SamplingParams)
     hashed: HashedTokens | None = None
+    cache_salt: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

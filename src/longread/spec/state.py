@@ -103,6 +103,16 @@ def cache_root(spec: ModelSpec, model_label: str, dtype: str) -> bytes:
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
+def salted_root(root: bytes, salt: str | None) -> bytes:
+    """Root of the page hashes of requests with a ``cache_salt``: they meet those of the same salt only. None: ``root``
+    itself.
+    """
+    if salt is None:
+        return root
+    text = b"longread-salt\0" + salt.encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(root + text, digest_size=16).digest()
+
+
 def page_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
     """Identity of a run of tokens after ``parent``: blake2b-128 over the parent and the ids as little-endian int32."""
     ids = array("i", tokens)
@@ -115,9 +125,9 @@ def page_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
 class HashedTokens:
     """A prompt's ids with the identity of each full page, made by a caller so that the engine's thread hashes nothing.
 
-    ``root``: what the chain begins with (``EngineInfo.cache_root``). ``data``: all ids as int32 bytes, in the order of
-    ``array("i")``. ``hashes``: ``page_hash`` of each full page, chained. ``least`` and ``most``: the smallest and the
-    largest id. An engine that finds it unfit (``fits``) hashes for itself.
+    ``root``: what the chain begins with (``salted_root`` of ``EngineInfo.cache_root``). ``data``: all ids as int32
+    bytes, in the order of ``array("i")``. ``hashes``: ``page_hash`` of each full page, chained. ``least`` and ``most``:
+    the smallest and the largest id. An engine that finds it unfit (``fits``) hashes for itself.
     """
 
     root: bytes

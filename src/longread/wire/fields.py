@@ -39,7 +39,6 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "chat_template": (),
     "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
-    "cache_salt": (),
     "kv_transfer_params": (),
     "ec_transfer_params": (),
     "vllm_xargs": ({},),

@@ -30,6 +30,7 @@ from longread.wire.fields import (
 MAX_CHOICES = 128
 MAX_STOPS = 64
 MAX_TOOLS = 1024
+MAX_SALT = 1024  # characters
 INT64 = 2**63 - 1
 MAX_TOKEN_ID = 2**31 - 1
 
@@ -286,6 +287,7 @@ class GenerateFields(WireModel):
     structured_outputs: StructuredOutputs | None = None
     skip_special_tokens: bool | None = None
     return_token_ids: bool | None = None
+    cache_salt: str | None = Field(default=None, min_length=1, max_length=MAX_SALT)
 
     @model_validator(mode="before")
     @classmethod

@@ -363,9 +363,10 @@ def insert(
     """
     segments = enter_segments(write, lengths)
     contents: dict[bytes, bytes | None] = {}
+    beginning = write.execute("SELECT root FROM roots WHERE id = ?", (root,)).fetchone()[0]
     used, total = now(), 0
     for record, place in placed:
-        content = _content(write, contents, record)
+        content = _content(write, contents, record, beginning)
         done = write.execute(
             "INSERT INTO records (root, kind, key, parent, depth, content, segment, offset, size, used) "
             "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key, kind) DO NOTHING",
@@ -396,11 +397,15 @@ def delete(write: sqlite3.Connection, numbers: Sequence[int]) -> int:
     return max(write.executemany("DELETE FROM records WHERE id = ?", rows).rowcount, 0)
 
 
-def _content(write: sqlite3.Connection, contents: dict[bytes, bytes | None], record: Record) -> bytes | None:
-    """The content key of a page or tail; None for a ring, and where the page before it has none."""
+def _content(
+    write: sqlite3.Connection, contents: dict[bytes, bytes | None], record: Record, root: bytes
+) -> bytes | None:
+    """The content key of a page or tail; None for a ring, where the page before it has none, and under a salted root:
+    no other model may tell that its text was read.
+    """
     if record.kind == "ring":
         return None
-    before: bytes | None = CONTENT_ROOT
+    before = CONTENT_ROOT if record.parent == root else None
     if record.depth > 1:
         if record.parent not in contents:
             found = write.execute("SELECT content FROM records WHERE key = ? AND kind = 0", (record.parent,)).fetchone()
