@@ -93,7 +93,8 @@ class GpuFacts:
     recovery_action: str | None = None
     sm_clock: int | None = None
     sm_clock_max: int | None = None
-    sm_clock_application: int | None = None  # what somebody set; equals the maximum or the default otherwise
+    sm_clock_application: int | None = None  # the ceiling in force for programs...
+    sm_clock_application_default: int | None = None  # ...and the one before anybody set it
     memory_clock: int | None = None
     memory_clock_max: int | None = None
     event_reasons: frozenset[str] | None = None
@@ -189,13 +190,14 @@ class HostFacts:
 
     ``huge_pages``: reserved ones and their size. ``thp``: "always", "madvise", "never". ``container``: which kind was
     recognised, "" for none. ``cgroup_memory``/``cgroup_cpus``: what a control group allows; None without a limit.
-    ``cpus_online``: of the machine; ``cpus_allowed``: this process may use. ``iommu``: "on", "passthrough" or "off".
+    ``cpus_online``: of the machine; ``cpus_allowed``: those that this process may use. ``iommu``: "on", "passthrough"
+    or "off".
     """
 
     kernel: str | None = None
     cpu: str | None = None
     cpus_online: int | None = None
-    cpus_allowed: int | None = None
+    cpus_allowed: frozenset[int] | None = None
     cpu_flags: frozenset[str] | None = None
     governor: str | None = None
     clock_source: str | None = None

@@ -14,8 +14,8 @@ SCHEMA = "longread.doctor/1"  # a field that changes its meaning or goes away ma
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """``severity``: error = serving fails or gives wrong results; warning = slower, smaller or at risk; note = worth
-    knowing, or could not be read; ok = looked at and fine.
+    """``severity``: error = serving fails, gives wrong results or runs at a fraction of its speed; warning = slower,
+    smaller or at risk; note = worth knowing, or could not be read; ok = looked at and fine.
 
     ``subject``: what it is about, stable enough to filter by ("GPU 3 ECC", "torch x vllm"). ``statement``: one
     sentence. ``evidence``: the value read beside the limit. ``remedy``: what to do, with the command, which the doctor
