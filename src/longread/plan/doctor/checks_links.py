@@ -41,7 +41,7 @@ def _pcie(gpu: GpuFacts) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "PCIe",
-            "the slot offers a lower PCIe generation than the card has: cache loads from host memory and disk are slower",
+            "the slot offers a lower PCIe generation than the card has: cache loads from host and disk are slower",
             f"generation {highest} of {own}",
             "check slot, riser and BIOS settings: `sudo lspci -vv -s BUS | grep -E 'LnkCap|LnkSta'`",
             "NVSentinel#890 (PCIe down-training)",
@@ -51,7 +51,7 @@ def _pcie(gpu: GpuFacts) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "PCIe",
-            "the link runs with fewer lanes than card and slot have: cache loads from host memory and disk are slower",
+            "the link runs with fewer lanes than card and slot have: cache loads from host and disk are slower",
             f"x{gpu.pcie_width} of x{gpu.pcie_width_max}",
             "reseat the card or riser: `sudo lspci -vv -s BUS | grep -E 'LnkCap|LnkSta'`",
             "NVSentinel#890 (PCIe down-training)",
@@ -103,7 +103,7 @@ def _nvlink(gpu: GpuFacts, alone: bool) -> Iterator[Finding]:
             if up
             else "all links are down: GPUs talk over PCIe, at a fraction of the speed",
             f"{len(up)} of {gpu.nvlink_count} links up; down: {ranges(down)}",
-            "`nvidia-smi nvlink -s -i {gpus}`; `systemctl status nvidia-fabricmanager`; `sudo dmesg | grep -iE 'sxid|xid'`",
+            "`nvidia-smi nvlink -s -i {gpus}`; `systemctl status nvidia-fabricmanager`; `sudo dmesg | grep -i xid`",
             "TensorRT-LLM#17060",
         )
     slow = [link for link in up if _is_slow(link)]
@@ -147,7 +147,7 @@ def _fabric(gpu: GpuFacts) -> Iterator[Finding]:
         yield Finding(
             "error",
             "fabric",
-            "the NVLink fabric is not up, also where all links are: CUDA starts with error 802, system not yet initialized",
+            "the NVLink fabric is not up, even if all links are: CUDA fails with 802, system not yet initialized",
             f"state: {fabric.state}",
             "`sudo systemctl restart nvidia-fabricmanager` (its version must be the driver's), then look again: "
             "`nvidia-smi -q -i {gpus} | grep -A4 Fabric`",
@@ -187,7 +187,7 @@ def _pairs(topology: Topology, gpus: list[GpuFacts]) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "topology",
-            "some GPU pairs are not joined by NVLink and others are: a tensor-parallel group over both is as slow as PCIe",
+            "NVLink joins only some pairs of GPUs: a tensor-parallel group over the others is as slow as PCIe",
             f"{seen}; without NVLink: {_listed(slow)}",
             "choose GPUs that NVLink joins (CUDA_VISIBLE_DEVICES), or put pipeline parallelism between the groups",
             "NCCL troubleshooting guide",
