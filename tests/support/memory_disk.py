@@ -4,7 +4,7 @@
 """
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from longread.kv.records import CONTENT_ROOT, Kind, Known, Layout, Record, Verdict, chain_key
 from longread.spec.errors import StoreError
@@ -75,6 +75,12 @@ class MemoryDisk:
             return "corrupt"
         into[:] = record.payload
         return "whole"
+
+    def stream(self, wanted: Sequence[tuple[Kind, bytes]]) -> Iterator[tuple[Verdict, memoryview]]:
+        for kind, key in wanted:
+            record = self.records.get((kind, key))
+            into = memoryview(bytearray(len(record.payload) if record is not None else 0))
+            yield self.fetch(kind, key, into), into
 
     def write(self, records: Sequence[Record]) -> int:
         self._enter("write")

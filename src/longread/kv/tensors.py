@@ -6,11 +6,17 @@ Knows shapes and devices; not which page or row belongs to whom. The only file o
 import math
 import mmap
 from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from longread.spec.state import StateGroup
+
+# Bytes of a storage or a record, indexed and assigned alike: an np.ndarray in main memory, a Tensor on a device. Torch
+# would copy with a team of threads for every thread that asks, which get in each other's and the model's way.
+_Bytes: TypeAlias = Any
 
 
 class StateTensors:
@@ -30,7 +36,7 @@ class StateTensors:
         device: str | torch.device = "cpu",
     ):
         self._rows: list[Tensor] = []
-        self._row_bytes: list[tuple[Tensor, int]] = []  # the same as uint8, with tokens a row
+        self._row_bytes: list[tuple[_Bytes, int]] = []  # the same as bytes, with tokens a row
         self._rings: list[tuple[Tensor, Tensor, float]] = []  # live, snapshots, fill
         views: dict[str, Tensor] = {}
         place = torch.device(device)
@@ -40,7 +46,7 @@ class StateTensors:
             if group.kind == "rows":
                 views[group.name] = _lazy_zeros((layers, num_pages, group.rows_per_page, group.width), kept, place)
                 self._rows.append(views[group.name])
-                self._row_bytes.append((views[group.name].view(torch.uint8), group.tokens_per_row))
+                self._row_bytes.append((_as_bytes(views[group.name]), group.tokens_per_row))
             else:
                 views[group.name] = _lazy_zeros((layers, num_slots, group.ring_rows, group.width), kept, place)
                 saved = _lazy_zeros((layers, num_snapshots, group.ring_rows, group.width), kept, place)
@@ -48,7 +54,7 @@ class StateTensors:
         self.views: Mapping[str, Tensor] = views
         saved_bytes = sum(saved.nbytes for _, saved, _ in self._rings)
         self.nbytes = sum(view.nbytes for view in views.values()) + saved_bytes
-        self._saved_bytes = [saved.view(torch.uint8) for _, saved, _ in self._rings]
+        self._saved_bytes = [_as_bytes(saved) for _, saved, _ in self._rings]
         self.page_bytes = sum(group.bytes_per_page(dtype.itemsize) for group in groups)
         self.ring_bytes = sum(group.bytes_per_slot(dtype.itemsize) for group in groups)
 
@@ -75,25 +81,25 @@ class StateTensors:
         """
         for (rows, grain), part in self._page_parts(into):
             valid = tokens // grain
-            part[:, :valid].copy_(rows[:, page, :valid])
-            part[:, valid:].zero_()
+            part[:, :valid] = rows[:, page, :valid]
+            part[:, valid:] = 0
 
     def write_page(self, page: int, data: memoryview) -> None:
         for (rows, _), part in self._page_parts(data):
-            rows[:, page].copy_(part)
+            rows[:, page] = part
 
     def read_ring(self, snapshot: int, into: memoryview) -> None:
         for saved, part in self._ring_parts(into):
-            part.copy_(saved[:, snapshot])
+            part[:] = saved[:, snapshot]
 
     def write_ring(self, snapshot: int, data: memoryview) -> None:
         for saved, part in self._ring_parts(data):
-            saved[:, snapshot].copy_(part)
+            saved[:, snapshot] = part
 
-    def _page_parts(self, data: memoryview) -> Iterator[tuple[tuple[Tensor, int], Tensor]]:
+    def _page_parts(self, data: memoryview) -> Iterator[tuple[tuple[_Bytes, int], _Bytes]]:
         yield from zip(self._row_bytes, _parts(data, [rows for rows, _ in self._row_bytes]), strict=True)
 
-    def _ring_parts(self, data: memoryview) -> Iterator[tuple[Tensor, Tensor]]:
+    def _ring_parts(self, data: memoryview) -> Iterator[tuple[_Bytes, _Bytes]]:
         yield from zip(self._saved_bytes, _parts(data, self._saved_bytes), strict=True)
 
     def copy_slot(self, source: int, target: int) -> None:
@@ -101,13 +107,18 @@ class StateTensors:
             live[:, target].copy_(live[:, source])
 
 
-def _parts(data: memoryview, storages: list[Tensor]) -> Iterator[Tensor]:
-    """A record cut into one uint8 view [layers, rows, width in bytes] a group; ``data`` must be writable memory."""
+def _as_bytes(storage: Tensor) -> _Bytes:
+    return storage.view(torch.uint8).numpy() if storage.device.type == "cpu" else storage.view(torch.uint8)
+
+
+def _parts(data: memoryview, storages: list[_Bytes]) -> Iterator[_Bytes]:
+    """A record cut into one view [layers, rows, width in bytes] a group; ``data`` must be writable memory."""
     start = 0
     for storage in storages:
         shape = (storage.shape[0], *storage.shape[2:])
         size = math.prod(shape)
-        yield torch.frombuffer(data, dtype=torch.uint8, count=size, offset=start).view(shape)
+        part = np.frombuffer(data, dtype=np.uint8, count=size, offset=start).reshape(shape)
+        yield part if isinstance(storage, np.ndarray) else torch.from_numpy(part)
         start += size
 
 

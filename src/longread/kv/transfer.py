@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -26,14 +26,15 @@ STOP_SECONDS = 30.0  # a disk that hangs must not hold the process
 class Disk(Protocol):
     """What the tiers need of ``kv.disk.store.DiskStore``; safe from any thread. Its methods may raise StoreError."""
 
-    corrupt: int
+    @property
+    def corrupt(self) -> int: ...
 
     def get(self, kind: Kind, key: bytes) -> Known | None: ...
     def known(self, kind: Kind, keys: Sequence[bytes]) -> dict[bytes, Known]: ...
     def nearest(self, parent: bytes, ahead: bytes) -> list[Known]: ...
     def tails(self, ahead: Mapping[bytes, bytes]) -> dict[bytes, list[Known]]: ...
     def other_roots(self, content_key: bytes) -> list[str]: ...
-    def fetch(self, kind: Kind, key: bytes, into: memoryview) -> Verdict: ...
+    def stream(self, wanted: Sequence[tuple[Kind, bytes]]) -> Iterator[tuple[Verdict, memoryview]]: ...
     def write(self, records: Sequence[Record]) -> int: ...
     def touch(self, keys: Sequence[bytes]) -> None: ...
     def close(self) -> None: ...
@@ -93,10 +94,6 @@ class IOThreads:
         self._error_lock = threading.Lock()
         self._disk = disk
         self._pages = pages
-        self._staging = {
-            "page": memoryview(bytearray(pages.page_bytes)),
-            "ring": memoryview(bytearray(pages.ring_bytes)),
-        }
         self._loader = _Thread("longread-load")
         self._writer = _Thread("longread-store")
 
@@ -121,12 +118,14 @@ class IOThreads:
             log.error("the store: %s failed: %s; later errors are only counted (store_errors)", what, error)
 
     def _run_load(self, transfer: Transfer) -> None:
+        wanted = [(move.known.kind, move.known.key) for move in transfer.moves if move.data is None]
         try:
+            stream = self._disk.stream(wanted) if self._disk is not None and wanted else iter(())
             for move in transfer.moves:
                 if transfer.cancelled:
                     break
                 start = time.monotonic()
-                verdict = self._move(move)
+                verdict = self._move(move, stream)
                 spent = transfer.seconds.get(move.source, 0.0) + time.monotonic() - start
                 transfer.seconds[move.source] = spent
                 if verdict != "whole":
@@ -141,15 +140,16 @@ class IOThreads:
             transfer.done = True
             self.signal.set()
 
-    def _move(self, move: Move) -> Verdict:
-        kind: Kind = move.known.kind
+    def _move(self, move: Move, stream: Iterator[tuple[Verdict, memoryview]]) -> Verdict:
         data = move.data
         if data is None:
-            data = self._staging["ring" if kind == "ring" else "page"]
-            verdict = self._disk.fetch(kind, move.known.key, data) if self._disk is not None else "absent"
+            found = next(stream, None)
+            if found is None:
+                return "absent"
+            verdict, data = found
             if verdict != "whole":
                 return verdict
-        if kind == "ring":
+        if move.known.kind == "ring":
             self._pages.write_ring(move.target, data)
         else:
             self._pages.write_page(move.target, data)

@@ -456,10 +456,10 @@ def test_rows_found_unsound_while_they_are_deleted_are_each_counted_once(tmp_pat
             thread.start()
         deadline = time.monotonic() + 20
         while store.corrupt < len(records) and time.monotonic() < deadline:
-            store._drop_unsound()
+            store._reader.drop_unsound()
         going.set()
         for thread in threads:
             thread.join()
-        store._drop_unsound()
+        store._reader.drop_unsound()
         assert store.stats().records.get("page", 0) == 0
         assert store.corrupt == len(records)

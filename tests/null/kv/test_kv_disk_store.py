@@ -471,7 +471,7 @@ def test_a_segment_deleted_while_it_is_read_is_closed_afterwards(store: DiskStor
     records = chain_of(range(300))
     store.write(records)
     [path] = (store.path / "segments").iterdir()
-    reader = store._reader
+    reader = store._segments
     with reader._file(path.name) as file:
         reader.forget(path.name)
         assert os.fstat(file).st_size > 0

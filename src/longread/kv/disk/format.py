@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import xxhash
 
-from longread.kv.records import ID_BYTES, KEY_BYTES, KINDS, Kind, Record, chain_key
+from longread.kv.records import ID_BYTES, KEY_BYTES, KINDS, Kind, Known, Layout, Record, chain_key
 from longread.spec.state import PAGE_TOKENS
 
 MAGIC = b"LRKV"
@@ -48,17 +48,7 @@ def record_size(record: Record) -> int:
 
 def pack(record: Record, root: bytes) -> bytes:
     """Header and run, to be followed by the payload. ``payload`` must be contiguous bytes."""
-    fields = _FIELDS.pack(
-        MAGIC,
-        VERSION,
-        KINDS.index(record.kind),
-        len(record.run),
-        record.depth,
-        len(record.payload),
-        root,
-        record.key,
-        record.parent,
-    )
+    fields = _fields(record, len(record.payload), root)
     return fields + _checksum(fields, record.run, record.payload) + record.run
 
 
@@ -72,10 +62,29 @@ def parse(header: bytes | bytearray | memoryview) -> Head | None:
     return Head(KINDS[kind], key, parent, root, depth, run_bytes, payload_bytes)
 
 
-def is_whole(header: bytes | bytearray, run: bytes | bytearray, payload: bytes | bytearray | memoryview) -> bool:
+def is_whole(
+    header: bytes | bytearray | memoryview, run: bytes | bytearray, payload: bytes | bytearray | memoryview
+) -> bool:
     """Whether the checksum in ``header`` is that of all three."""
     fields = bytes(header[: _FIELDS.size])
     return _checksum(fields, run, payload) == bytes(header[_FIELDS.size : HEADER_BYTES])
+
+
+def payload_of(data: memoryview, known: Known, size: int, layout: Layout) -> memoryview | None:
+    """The payload in the ``size`` bytes of a record; None unless they are whole and the record is the known one.
+
+    ``parse`` and ``is_whole`` for whoever knows what must be there: faster, since most is one comparison.
+    """
+    payload_bytes = layout.payload_bytes(known.kind)
+    if not len(data) == size == HEADER_BYTES + len(known.run) + payload_bytes:
+        return None
+    fields = _fields(known, payload_bytes, layout.root)
+    behind = data[HEADER_BYTES:]
+    if data[: _FIELDS.size] != fields or behind[: len(known.run)] != known.run:
+        return None
+    hasher = xxhash.xxh3_128(fields)
+    hasher.update(behind)
+    return behind[len(known.run) :] if data[_FIELDS.size : HEADER_BYTES] == hasher.digest() else None
 
 
 def fault(kind: Kind, key: bytes, parent: bytes, depth: int, run: bytes) -> str | None:
@@ -90,6 +99,11 @@ def fault(kind: Kind, key: bytes, parent: bytes, depth: int, run: bytes) -> str 
     if rest or not (tokens == PAGE_TOKENS if kind == "page" else 0 < tokens < PAGE_TOKENS):
         return f"a {kind} of {len(run)} bytes of token ids"
     return None if chain_key(parent, run) == key else "the key is not the hash of parent and run"
+
+
+def _fields(of: Known | Record, payload_bytes: int, root: bytes) -> bytes:
+    kind = KINDS.index(of.kind)
+    return _FIELDS.pack(MAGIC, VERSION, kind, len(of.run), of.depth, payload_bytes, root, of.key, of.parent)
 
 
 def _checksum(fields: bytes, run: bytes | bytearray, payload: bytes | bytearray | memoryview) -> bytes:

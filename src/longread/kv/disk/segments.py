@@ -25,6 +25,7 @@ from longread.kv.records import Record
 SEGMENT_BYTES = 256 * 2**20
 SUFFIX = ".seg"
 OPEN_FILES = 64
+STRETCH_BYTES = 2**20  # read by one call; a larger record is a stretch of its own
 _NAME = re.compile(r"[0-9a-f]{16}\.seg")
 
 
@@ -37,6 +38,16 @@ class Place:
     size: int
 
 
+@dataclass(slots=True)
+class _Stretch:
+    """Places one behind the other in a segment."""
+
+    segment: str
+    offset: int
+    size: int
+    places: list[Place]
+
+
 class SegmentReader:
     """Reads from any segment in a folder, keeping the files open that were read last. Safe from any thread."""
 
@@ -44,6 +55,7 @@ class SegmentReader:
         self.folder = folder
         self._lock = threading.Lock()
         self._open: OrderedDict[str, int] = OrderedDict()
+        self._buffer = bytearray()
         self._busy: dict[int, int] = {}  # file descriptor -> reads under way; a descriptor in use is never closed
 
     def read(self, place: Place, payload: memoryview) -> tuple[Head, bytes] | None:
@@ -86,6 +98,29 @@ class SegmentReader:
         found = self.read(place, memoryview(payload))
         return (head, Record(head.kind, head.key, head.parent, head.depth, found[1], payload)) if found else None
 
+    def in_order(self, places: Sequence[Place]) -> Iterator[memoryview]:
+        """The bytes at each place, valid until the next are asked for or the iterator is let go; fewer where the file
+        ends, is gone or none of ours, or cannot be read by the disk. Raises OSError as ``read``.
+
+        Places that follow each other are read by one call: the system sees one long read and keeps ahead of it, so the
+        disk goes on while its bytes are checked and copied away. (Telling it what comes, by WILLNEED, costs more than
+        it saves: it then keeps the file in the smallest pages.)
+        """
+        with self._lock:
+            buffer, self._buffer = self._buffer, bytearray()
+        try:
+            for stretch in _stretches(places):
+                if len(buffer) < stretch.size:
+                    buffer = bytearray(max(stretch.size, STRETCH_BYTES))
+                whole = memoryview(buffer)
+                found = whole[: self._stretch(stretch, whole[: stretch.size])]
+                for place in stretch.places:
+                    begin = place.offset - stretch.offset
+                    yield found[begin : begin + place.size]
+        finally:
+            with self._lock:
+                self._buffer = buffer  # for the next reading: new memory is slow to touch
+
     def forget(self, name: str) -> None:
         """Close a segment that was deleted, so that its space is given back."""
         with self._lock:
@@ -98,6 +133,15 @@ class SegmentReader:
             names = list(self._open)
         for name in names:
             self.forget(name)
+
+    def _stretch(self, stretch: "_Stretch", into: memoryview) -> int:
+        try:
+            with self._file(stretch.segment) as file:
+                return _fill(file, [into], stretch.offset)
+        except OSError as error:
+            if _is_damage(error):
+                return 0  # whoever wants one of its records finds out which of them
+            raise
 
     @contextmanager
     def _file(self, name: str) -> Iterator[int]:
@@ -245,6 +289,24 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _stretches(places: Sequence[Place]) -> Iterator[_Stretch]:
+    last: _Stretch | None = None
+    for place in places:
+        if (
+            last is not None
+            and (last.segment, last.offset + last.size) == (place.segment, place.offset)
+            and last.size + place.size <= STRETCH_BYTES
+        ):
+            last.places.append(place)
+            last.size += place.size
+            continue
+        if last is not None:
+            yield last
+        last = _Stretch(place.segment, place.offset, place.size, [place])
+    if last is not None:
+        yield last
 
 
 def _is_damage(error: OSError) -> bool:

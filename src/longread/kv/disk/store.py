@@ -20,11 +20,12 @@ from pathlib import Path
 
 from longread.kv.disk import catalogue as index
 from longread.kv.disk import documents
-from longread.kv.disk.catalogue import Catalogue, Row
+from longread.kv.disk.catalogue import Catalogue
 from longread.kv.disk.collector import Collected, Collector
 from longread.kv.disk.documents import DocumentState
-from longread.kv.disk.format import Head, fault, record_size
+from longread.kv.disk.format import fault, record_size
 from longread.kv.disk.locks import open_own, require_locks, share_lock, take_lock, try_lock
+from longread.kv.disk.reading import RecordReader
 from longread.kv.disk.rebuild import rebuild
 from longread.kv.disk.segments import (
     SEGMENT_BYTES,
@@ -79,19 +80,17 @@ class DiskStore:
         self.layout = layout
         self.max_bytes = max_bytes
         self.read_only = read_only
-        self.corrupt = 0  # records that were not whole when they were read
         self._catalogue = Catalogue(path / INDEX_NAME, read_only, may_make=not segment_files(path / SEGMENTS))
         self._root = self._catalogue.root_id(layout) if layout is not None else -1
-        self._reader = SegmentReader(path / SEGMENTS)
+        self._segments = SegmentReader(path / SEGMENTS)
+        self._reader = RecordReader(path, self._catalogue, self._segments, read_only)
         self._lock = lock
         self._writer = SegmentWriter(path / SEGMENTS, max(min(SEGMENT_BYTES, max_bytes // 8), 1))
-        self._collector = Collector(path / SEGMENTS, self._catalogue, self._reader, self._writer)
+        self._collector = Collector(path / SEGMENTS, self._catalogue, self._segments, self._writer)
         self._write_lock = threading.RLock()
         self._touched: dict[tuple[bytes, bool], int] = {}  # key, and whether its ring is meant
         self._flushed = index.now()
         self._touch_lock = threading.Lock()
-        self._count_lock = threading.Lock()
-        self._bad: set[int] = set()  # rows whose record is not whole and that could not be deleted
         self._closed = False
 
     @classmethod
@@ -155,31 +154,36 @@ class DiskStore:
                     self._flush()
             finally:
                 self._writer.finish()
-                self._reader.close()
+                self._segments.close()
                 self._catalogue.close()
                 self._lock.release()
+
+    @property
+    def corrupt(self) -> int:
+        """Records that were not whole when they were read, and rows that contradicted themselves."""
+        return self._reader.corrupt
 
     def get(self, kind: Kind, key: bytes) -> Known | None:
         """What the index has under this identity. Sees what other processes committed. Raises StoreError."""
         row = self._catalogue.get(kind, key)
-        return row.known if row is not None and row.id not in self._bad else None
+        return row.known if row is not None and self._reader.usable(row) else None
 
     def known(self, kind: Kind, keys: Sequence[bytes]) -> dict[bytes, Known]:
         """``get`` for many keys at once, of those that are there."""
         rows = self._catalogue.get_many(kind, keys)
-        return {key: row.known for key, row in rows.items() if row.id not in self._bad}
+        return {key: row.known for key, row in rows.items() if self._reader.usable(row)}
 
     def nearest(self, parent: bytes, ahead: bytes) -> list[Known]:
         """Of the pages and tails that follow ``parent`` the two whose runs stand next to ``ahead``, before and behind
         it: none shares a longer beginning with it.
         """
-        return [row.known for row in self._catalogue.nearest(parent, ahead) if row.id not in self._bad]
+        return [row.known for row in self._catalogue.nearest(parent, ahead) if self._reader.usable(row)]
 
     def tails(self, ahead: Mapping[bytes, bytes]) -> dict[bytes, list[Known]]:
         """By parent, the tails with a ring whose run the bytes that are asked for behind the parent begin with."""
         found: dict[bytes, list[Known]] = {}
         for row in self._catalogue.tails(ahead):
-            if row.id not in self._bad:
+            if self._reader.usable(row):
                 found.setdefault(row.known.parent, []).append(row.known)
         return found
 
@@ -203,26 +207,25 @@ class DiskStore:
         record was whole. Raises StoreError when index or segment cannot be asked now (locked, too many open
         files...), which says nothing about the record. Counts as a use of this record.
         """
-        verdict = self.inspect(kind, key, into)
-        if verdict == "whole" and not self.read_only:
-            with self._touch_lock:
-                self._touched[key, kind == "ring"] = index.now()
+        verdict = self._reader.inspect(kind, key, into)
+        if verdict == "whole":
+            self._used([(kind, key)])
         return verdict
 
-    def inspect(self, kind: Kind, key: bytes, into: memoryview) -> Verdict:
-        """``fetch`` that is no use of the record."""
-        for _ in range(ATTEMPTS):  # between index and segment another process may have moved or evicted it
-            row = self._catalogue.get(kind, key)
-            if row is None or row.id in self._bad:
-                return "absent"
-            found = self._attempt(row.place, into)
-            if found is not None and index.agrees(row, *found):
-                return "whole"
-            again = self._catalogue.get(kind, key)
-            if again is not None and again.place == row.place:
-                self._drop(row)
-                return "corrupt"
-        return "absent"
+    def stream(self, wanted: Sequence[tuple[Kind, bytes]]) -> Iterator[tuple[Verdict, memoryview]]:
+        """``fetch`` for many records in order, neighbours read together: the way to load a chain. Each payload
+        is valid until the next one is asked for.
+        """
+        if self.layout is None:
+            raise StoreError(f"{self.path}: the store was opened without a model, so no chain can be loaded from it")
+        whole: list[tuple[Kind, bytes]] = []
+        try:
+            for ref, found in zip(wanted, self._reader.stream(self.layout, wanted), strict=True):
+                if found[0] == "whole":
+                    whole.append(ref)
+                yield found
+        finally:
+            self._used(whole)
 
     def write(self, records: Sequence[Record], *, document: DocumentInfo | None = None) -> int:
         """Store records and a document: all of them, or with a StoreError none.
@@ -232,7 +235,7 @@ class DiskStore:
         """
         layout = self._own_layout()
         with self._write_lock, _system_errors(self.path):
-            self._drop_unsound()
+            self._reader.drop_unsound()
             fresh = self._fresh(records)
             for record in fresh:
                 _check(record, layout)
@@ -290,11 +293,11 @@ class DiskStore:
 
     def verify(self, progress: Progress | None = None) -> Report:
         """Read every record back. What is not whole is dropped, unless the store is open for reading only."""
-        report = verify(self._catalogue, self.inspect, progress)
+        report = verify(self._catalogue, self._reader.inspect, progress)
         report.foreign = foreign_names(self.path / SEGMENTS)
         if not self.read_only:
             with self._write_lock:
-                self._drop_unsound()
+                self._reader.drop_unsound()
         return report
 
     def stats(self) -> StoreStats:
@@ -329,7 +332,7 @@ class DiskStore:
             order.append(("page" if full else "tail", key))
             if key in ringed:
                 order.append(("ring", key))
-        source = (self._record(kind, key) for kind, key in order)
+        source = (self._reader.record(kind, key) for kind, key in order)
         return write_file(Path(file), layout, document, len(order), source)
 
     def import_(self, file: Path) -> DocumentInfo:
@@ -347,21 +350,11 @@ class DiskStore:
                 for _ in read_records(source, path, description):
                     pass  # all of it is checked before anything is evicted for it
                 source.seek(begin)
-                self._drop_unsound()
+                self._reader.drop_unsound()
                 self._make_room(size, [])
                 records = (r for r in read_records(source, path, description) if self.get(r.kind, r.key) is None)
                 self._import(records, description)
         return description.document
-
-    def _record(self, kind: Kind, key: bytes) -> Record:
-        row = self._catalogue.get(kind, key)
-        found = None
-        if row is not None:
-            with _reading(self.path, row.place):
-                found = self._reader.record(row.place)
-        if row is None or found is None or not index.agrees(row, found[0], found[1].run):
-            raise StoreError(f"{self.path}: {kind} {key.hex()} is not whole; `longread store verify` finds all such")
-        return found[1]
 
     def _set_pinned(self, ident: str, pinned: bool) -> bool:
         with self._write_lock, self._catalogue.transaction() as write:
@@ -391,11 +384,11 @@ class DiskStore:
         )
 
     def _collect(self, limit: int, room: int, ends: Sequence[bytes]) -> Collected:
-        self._drop_unsound()
+        self._reader.drop_unsound()
         self._flush()
         self._writer.finish()  # so that its segment can be compacted too
         done = self._collector.collect(limit, room, ends)
-        self._count_corrupt(done.corrupt)
+        self._reader.count_corrupt(done.corrupt)
         return done
 
     def _require_writable(self) -> None:
@@ -446,32 +439,11 @@ class DiskStore:
             undo.pop_all()
         self._writer.commit()
 
-    def _attempt(self, place: Place, into: memoryview) -> tuple[Head, bytes] | None:
-        with _reading(self.path, place):
-            return self._reader.read(place, into)
-
-    def _drop(self, row: Row) -> None:
-        """Take a record out that is not whole, unless it has been moved or written anew meanwhile."""
-        self._count_corrupt(1)
-        self._bad.add(row.id)
-        if self.read_only:
-            return
-        try:
-            with self._catalogue.transaction() as write:
-                index.delete(write, [row.id])
-        except StoreError:
-            return  # it stays in _bad, so that this process does not meet it again
-
-    def _count_corrupt(self, count: int) -> None:
-        with self._count_lock:  # look-ups, loads and collections count at the same time
-            self.corrupt += count
-
-    def _drop_unsound(self) -> None:
-        unsound = self._catalogue.take_unsound()
-        if unsound:
-            with self._catalogue.transaction() as write:
-                gone = index.delete(write, sorted(unsound))  # not those that a look-up found again meanwhile
-            self._count_corrupt(gone)
+    def _used(self, refs: Sequence[tuple[Kind, bytes]]) -> None:
+        if not self.read_only:
+            moment = index.now()
+            with self._touch_lock:
+                self._touched.update(((key, kind == "ring"), moment) for kind, key in refs)
 
     def _flush(self) -> None:
         self._flushed = index.now()
@@ -583,15 +555,6 @@ def _locked(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-@contextmanager
-def _reading(path: Path, place: Place) -> Iterator[None]:
-    """What keeps a segment from being read now is no fault of the record."""
-    try:
-        yield
-    except OSError as error:
-        raise StoreError(f"{path}: {place.segment} cannot be read now: {error.strerror or error}") from error
 
 
 @contextmanager
