@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from recordmaker import SMALL, chain_of
 
+from longread.kv.disk import locks
 from longread.kv.disk.store import DiskStore
 from longread.kv.records import DocumentInfo
 
@@ -69,13 +70,42 @@ def test_without_fdatasync_all_of_a_file_is_synced(tmp_path: Path, monkeypatch: 
     assert any(name.endswith(".seg") for name in synced)
 
 
+@pytest.mark.parametrize("works", [True, False])
+def test_where_fsync_leaves_data_in_the_drives_cache_it_is_flushed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, works: bool
+) -> None:
+    """As on macOS; on a file system that cannot, fsync is what is left."""
+    flushed: list[str] = []
+    synced: list[int] = []
+
+    def full(descriptor: int, command: int) -> int:
+        assert command == 51
+        if not works:
+            raise OSError(45, "Operation not supported")
+        flushed.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        return 0
+
+    monkeypatch.setattr(locks.fcntl, "F_FULLFSYNC", 51, raising=False)
+    monkeypatch.setattr(locks.fcntl, "fcntl", full)
+    monkeypatch.delattr(os, "fdatasync")
+    monkeypatch.setattr(os, "fsync", synced.append)
+    filled(tmp_path).close()
+    assert any(name.endswith(".seg") for name in flushed) == works and synced
+
+
 def test_without_file_locks_only_a_store_is_refused(tmp_path: Path) -> None:
     program = (
-        "import sys\n"
-        "sys.modules['fcntl'] = None\n"
+        "import os, sys\n"
+        "import psutil, uvicorn, starlette.applications, prometheus_client\n"  # as they are built for this system
+        "for name in ('fcntl', 'resource', 'pwd', 'grp', 'termios'):\n"
+        "    sys.modules[name] = None\n"
+        "for name in ('fdatasync', 'preadv', 'pwritev', 'pread', 'O_CLOEXEC', 'O_NOFOLLOW', 'O_NONBLOCK', 'fork'):\n"
+        "    delattr(os, name)\n"
         "from pathlib import Path\n"
         "from longread.kv.disk.store import DiskStore\n"
         "from longread.kv.shelf import DiskShelf\n"
+        "import longread.cli.main, longread.cli.ingesting, longread.cli.serving, longread.cli.store\n"
+        "import longread.server.app, longread.wire.documents.files, longread.wire.documents.tree\n"
         "from longread.spec.errors import StoreError\n"
         "for call in (lambda path: DiskStore.open(path, None, max_bytes=1),\n"
         "             lambda path: DiskStore.rebuild(path, max_bytes=1)):\n"

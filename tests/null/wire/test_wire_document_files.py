@@ -4,6 +4,7 @@ import io
 import os
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 
@@ -364,3 +365,53 @@ def test_names_are_shown_and_stored_without_control_characters(tmp_path):
     folder = tmp_path / os.fsdecode(b"bad\xff")
     write(folder, "a.txt", "x\n")
     assert read_tree(folder).name == "bad\\udcff"
+
+
+def raw_docx(body: str) -> bytes:
+    """An empty document with this in its body."""
+    source = zipfile.ZipFile(io.BytesIO(docx_bytes(lambda document: document.add_paragraph("end"))))
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as made:
+        for part in source.infolist():
+            data = source.read(part.filename)
+            if part.filename == "word/document.xml":
+                data = data.replace(b"<w:body>", b"<w:body>" + body.encode(), 1)
+            made.writestr(part.filename, data)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("element", ["<w:p/>", "<w:p><w:r/></w:p>", "<!---->", "<w:tbl></w:tbl>"])
+def test_a_docx_of_too_many_elements_is_refused_before_it_is_a_tree(element, monkeypatch):
+    """A few kilobytes hold ten million of them, which would take the library minutes."""
+    data = raw_docx(element * (formats.MAX_BODY // len(element) - 1000))
+    monkeypatch.setitem(sys.modules, "docx", None)  # not even asked
+    began = time.monotonic()
+    with pytest.raises(DocumentError, match=r"tags in its body .*the limit is 2,000,000: split it"):
+        formats.docx_text(data)
+    assert time.monotonic() - began < 5
+
+
+def test_many_paragraphs_take_time_in_proportion():
+    """The library goes through all styles for each paragraph that names none."""
+    paragraph = "<w:p><w:r><w:t>x</w:t></w:r></w:p>"
+    data = raw_docx("<w:p/>" * 5000 + paragraph * 5000)
+    began = time.monotonic()
+    text, _ = formats.docx_text(data)
+    assert text == "x\n\n" * 5000 + "end\n"
+    assert time.monotonic() - began < 5
+
+
+def test_without_limits_of_the_system_documents_are_read_all_the_same():
+    """Windows has no ``resource``; macOS refuses a limit of the address space."""
+    data = docx_bytes(lambda document: document.add_paragraph("words"))
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    for begin in (
+        "import sys; sys.modules['resource'] = None",
+        "import resource\ndef no(*_): raise ValueError('current limit exceeds maximum limit')\nresource.setrlimit = no",
+    ):
+        program = (
+            f"{begin}\nimport sys\nfrom longread.wire.documents import apart\n"
+            "sys.argv = ['', 'DOCX', '3000000000', '60']\napart.main()"
+        )
+        ran = subprocess.run([sys.executable, "-c", program], input=data, capture_output=True, env=env)
+        assert b'"words\\n"' in ran.stdout, ran.stderr

@@ -467,6 +467,7 @@ def _connect(path: Path, *, write: bool, immutable: bool = False) -> sqlite3.Con
             connection.execute("PRAGMA journal_mode = WAL")
             # A power cut must not bring back rows whose segments were deleted after the commit.
             connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("PRAGMA fullfsync = ON")  # macOS only: through the drive's cache, as locks.sync_data
         undo.pop_all()
     return connection
 

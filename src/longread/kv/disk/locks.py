@@ -5,6 +5,7 @@ Knows file descriptors. Must not know what is locked. A platform without flock c
 
 import os
 import stat
+from contextlib import suppress
 from errno import EINVAL, ELOOP, ENXIO
 from pathlib import Path
 
@@ -45,7 +46,8 @@ def require_locks(path: Path) -> None:
     """Before anything is made in ``path``. Raises StoreError where files cannot be locked."""
     if fcntl is None:
         raise StoreError(
-            f"{path}: a store needs file locks (flock), which this system does not have; leave --store out"
+            f"{path}: a store needs file locks (flock), which this system does not have (Windows); leave --store out, "
+            "or run Longread on Linux or macOS"
         )
 
 
@@ -69,5 +71,12 @@ def share_lock(descriptor: int) -> None:
 
 
 def sync_data(descriptor: int) -> None:
-    """Put a file's bytes and length on the disk. macOS has no fdatasync."""
+    """Put a file's bytes and length on the disk. macOS has no fdatasync, and its fsync leaves them in the drive's cache
+    (fsync(2) there); some of its file systems know no F_FULLFSYNC.
+    """
+    whole = getattr(fcntl, "F_FULLFSYNC", None)
+    if whole is not None:
+        with suppress(OSError):
+            fcntl.fcntl(descriptor, whole)
+            return
     getattr(os, "fdatasync", os.fsync)(descriptor)

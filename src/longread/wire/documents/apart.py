@@ -1,17 +1,23 @@
 """A PDF or DOCX parsed in a child process with bounded time and memory.
 
 Knows processes and their limits; must not know formats or files. The content goes in on the child's stdin, what was
-read comes back as one JSON object. A child that is killed, or dies, costs its document and nothing else.
+read comes back as one JSON object. A child that is killed, or dies, costs its document and nothing else. Windows cannot
+limit a process's memory, macOS does not: there the time and what the formats themselves may have are the only limits.
 """
 
 import importlib.util
 import json
-import resource
 import subprocess
 import sys
+from contextlib import suppress
 
 from longread.spec.errors import DocumentError
 from longread.wire.documents.formats import LIBRARIES, Parsed, parse
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
 
 SECONDS = 300  # a thousand pages of a usual PDF take about one minute
 MEMORY = 3 << 30  # bytes of address space
@@ -45,9 +51,10 @@ def parse_apart(kind: str, data: bytes) -> Parsed:
 
 def main() -> None:
     kind, memory, seconds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    _lower(resource.RLIMIT_AS, memory)
-    _lower(resource.RLIMIT_CPU, seconds)  # should nobody be left to end this process
-    _lower(resource.RLIMIT_CORE, 0)
+    if resource is not None:
+        _lower(resource.RLIMIT_AS, memory)
+        _lower(resource.RLIMIT_CPU, seconds)  # should nobody be left to end this process
+        _lower(resource.RLIMIT_CORE, 0)
     try:
         text, notes = parse(kind, sys.stdin.buffer.read())
         told = json.dumps({"text": text, "notes": notes})
@@ -62,7 +69,8 @@ def _lower(what: int, limit: int) -> None:
     """Never above what the parent itself was given."""
     _, hard = resource.getrlimit(what)
     limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
-    resource.setrlimit(what, (limit, limit))
+    with suppress(ValueError, OSError):  # macOS refuses a limit of the address space
+        resource.setrlimit(what, (limit, limit))
 
 
 if __name__ == "__main__":

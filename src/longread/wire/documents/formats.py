@@ -7,17 +7,20 @@ Errors name no file: whoever knows its name puts it in front.
 
 import io
 import zipfile
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from longread.spec.errors import DocumentError
 
 MAX_UNPACKED = 512 << 20  # of a DOCX's parts together, pictures included
 MAX_BODY = 64 << 20  # of the part with the text: as a tree in memory it takes twenty times that
+MAX_TAGS = 2_000_000  # in that part: each paragraph or run costs the library some 20 microseconds, be it empty
 MAX_PAGES = 20_000
 MAX_TEXT = 64 << 20  # characters
 MAX_COLUMNS = 1_000  # columns of one table row; a cell may claim any number, and the library makes a cell of each
 _BODY = "word/document.xml"
+_BLOCK = 1 << 20
 LIBRARIES = {"PDF": "pypdf", "DOCX": "docx"}  # by format: the module to import
 
 Parsed = tuple[str, tuple[str, ...]]  # text, and notes on what is not in it
@@ -69,18 +72,7 @@ def _pages(reader: Any, count: int) -> list[str]:
 
 def docx_text(data: bytes) -> Parsed:
     """Headings with Markdown's marks, paragraphs, and tables row by row, in the order of the body."""
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            sizes = [(part.filename, part.file_size) for part in archive.infolist()]
-    except (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError) as error:
-        raise DocumentError(f"is a damaged ZIP archive ({error})") from error
-    body, unpacked = max((size for name, size in sizes if name == _BODY), default=None), sum(size for _, size in sizes)
-    if body is None:
-        raise DocumentError("is a ZIP archive, but no DOCX; unpack it and name the folder")
-    if unpacked > MAX_UNPACKED:
-        raise DocumentError(f"unpacks to {unpacked:,} bytes, the limit is {MAX_UNPACKED:,}")
-    if body > MAX_BODY:
-        raise DocumentError(f"has a body ({_BODY}) of {body:,} bytes unpacked, the limit is {MAX_BODY:,}: split it")
+    _check_docx(data)
     import docx
 
     blocks, size = [], 0
@@ -99,20 +91,53 @@ def docx_text(data: bytes) -> Parsed:
     return "\n\n".join(map(_well_formed, blocks)) + "\n", ()
 
 
+def _check_docx(data: bytes) -> None:
+    """What can be seen before the library makes a tree of it. Raises DocumentError."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            sizes = [(part.filename, part.file_size) for part in archive.infolist()]
+            _check_parts(sizes)
+            with archive.open(_BODY) as part:
+                elements = sum(block.count(b"<") for block in iter(lambda: part.read(_BLOCK), b""))
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, ValueError, EOFError, RuntimeError) as error:
+        raise DocumentError(f"is a damaged ZIP archive, or a locked one ({error})") from error
+    if elements > MAX_TAGS:
+        raise DocumentError(f"has {elements:,} tags in its body ({_BODY}), the limit is {MAX_TAGS:,}: split it")
+
+
+def _check_parts(sizes: Sequence[tuple[str, int]]) -> None:
+    """The parts by the sizes that the archive claims; none is read beyond its own."""
+    body, unpacked = max((size for name, size in sizes if name == _BODY), default=None), sum(size for _, size in sizes)
+    if body is None:
+        raise DocumentError("is a ZIP archive, but no DOCX; unpack it and name the folder")
+    if unpacked > MAX_UNPACKED:
+        raise DocumentError(f"unpacks to {unpacked:,} bytes, the limit is {MAX_UNPACKED:,}")
+    if body > MAX_BODY:
+        raise DocumentError(f"has a body ({_BODY}) of {body:,} bytes unpacked, the limit is {MAX_BODY:,}: split it")
+
+
 def _check_size(size: int, where: str) -> None:
     if size > MAX_TEXT:
         raise DocumentError(f"has {size:,} characters of text up to {where}, the limit is {MAX_TEXT:,}: split it")
 
 
 def _blocks(document: Any) -> Iterator[str]:
+    marks: dict[str | None, str] = {}  # by style id: the library goes through all styles for each paragraph
     for block in document.iter_inner_content():
         if hasattr(block, "rows"):
             yield _table(block)
             continue
-        style = block.style.name or "" if block.style is not None else ""
-        level = style.removeprefix("Heading ")
-        heading = "#" * int(level) + " " if style != level and level.isdecimal() and 1 <= int(level) <= 6 else ""
-        yield heading + block.text.strip() if block.text.strip() else ""
+        text = block.text.strip()
+        style = block._p.style
+        if text and style not in marks:
+            marks[style] = _heading(block.style.name or "" if block.style is not None else "")
+        yield marks[style] + text if text else ""
+
+
+def _heading(style: str) -> str:
+    """Markdown's mark for the paragraphs of a style; nothing for those that are no headings."""
+    level = style.removeprefix("Heading ")
+    return "#" * int(level) + " " if style != level and level.isdecimal() and 1 <= int(level) <= 6 else ""
 
 
 def _table(table: Any) -> str:
