@@ -1,0 +1,111 @@
+"""``longread doctor``: what this machine is for serving long contexts, and what is wrong with it.
+
+Knows: how findings are shown. Must not know: how they are found. Nothing is changed, remedies are only printed.
+
+Exit codes: 0 nothing worse than notes; 1 warnings; 2 errors among the findings (or a command line that is not usable,
+which prints one line on stderr and no findings).
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from longread.cli.parser import Parser, UsageError
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+    from rich.console import Console
+
+    from longread.plan.doctor.finding import Finding
+
+STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan", "ok": "green"}
+HEADS = {"error": "errors", "warning": "warnings", "note": "notes", "ok": "looked at and fine"}
+
+
+def add_parser(commands: "_SubParsersAction[Parser]", name: str) -> None:
+    parser = commands.add_parser(
+        name,
+        help="say what is wrong with this machine: GPUs, links, versions, disks, limits",
+        description="Look at GPUs, links, driver, installed packages, running servers, disks and limits, and say what "
+        "keeps long contexts from being served well, with evidence and remedy. Changes nothing, runs no remedy.",
+        epilog="Exit code: 0 nothing worse than notes, 1 warnings, 2 errors.",
+    )
+    parser.add_argument("--json", action="store_true", help="findings and all facts as one JSON document")
+    parser.add_argument(
+        "--store",
+        type=Path,
+        action="append",
+        metavar="DIR",
+        help="a folder whose disk matters: the store, the models; may be given again; default: the current folder",
+    )
+    parser.add_argument(
+        "--ask-torch",
+        action="store_true",
+        help="ask torch itself for its GPU architectures, in a second Python (takes seconds; default: a table)",
+    )
+    parser.set_defaults(run=run, parser=parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit code by the worst finding."""
+    from longread.plan.doctor.diagnose import diagnose, plain, read_this_machine
+    from longread.plan.doctor.finding import as_json, exit_code
+
+    folders = args.store or [Path()]
+    if any(not str(folder).strip() for folder in folders):
+        raise UsageError("--store is empty; give a folder")
+    facts = read_this_machine(folders, args.ask_torch)
+    findings = diagnose(facts)
+    if args.json:
+        print(json.dumps({**as_json(findings), "facts": plain(facts)}, ensure_ascii=False, indent=1))
+        return exit_code(findings)
+    from rich.console import Console
+
+    show(findings, Console(highlight=False, soft_wrap=False), facts.origin)
+    return exit_code(findings)
+
+
+def show(findings: "list[Finding]", console: "Console", origin: str) -> None:
+    """A table a severity, worst first; what is fine in one line each."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from longread.plan.doctor.finding import SEVERITIES, counts
+
+    numbers = counts(findings)
+    for severity in SEVERITIES:
+        group = [finding for finding in findings if finding.severity == severity]
+        if not group:
+            continue
+        table = Table(
+            title=f"{HEADS[severity]} ({len(group)})",
+            title_justify="left",
+            title_style=STYLES[severity],
+            show_header=False,
+            box=None,
+            padding=(0, 2, 0, 0),
+        )
+        table.add_column(style="bold", max_width=28, overflow="fold")
+        table.add_column(overflow="fold", ratio=1)
+        for finding in group:
+            # Text, not markup: evidence quotes what others wrote, brackets included.
+            table.add_row(Text(finding.subject), Text(_told(finding)))
+        console.print(table)
+        console.print()
+    told = ", ".join(f"{numbers[severity]} {HEADS[severity]}" for severity in SEVERITIES)
+    console.print(Text(f"{origin}: {told}"))
+
+
+def _told(finding: "Finding") -> str:
+    if finding.severity == "ok":
+        return f"{finding.statement} ({finding.evidence})" if finding.evidence else finding.statement
+    lines = [finding.statement]
+    if finding.evidence:
+        lines.append(f"evidence: {finding.evidence}")
+    if finding.remedy:
+        lines.append(f"remedy: {finding.remedy}")
+    if finding.source:
+        lines.append(f"source: {finding.source}")
+    return "\n".join(lines)
