@@ -8,6 +8,7 @@ which prints one line on stderr and no findings).
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from longread.plan.doctor.finding import Finding
 
+PIPE_WIDTH = 160
 STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan", "ok": "green"}
 HEADS = {"error": "errors", "warning": "warnings", "note": "notes", "ok": "looked at and fine"}
 
@@ -59,11 +61,12 @@ def run(args: argparse.Namespace) -> int:
     facts = read_this_machine(folders, args.ask_torch)
     findings = diagnose(facts)
     if args.json:
-        print(json.dumps({**as_json(findings), "facts": plain(facts)}, ensure_ascii=False, indent=1))
+        print(json.dumps({**as_json(findings), "facts": plain(facts)}, ensure_ascii=False))
         return exit_code(findings)
     from rich.console import Console
 
-    show(findings, Console(highlight=False, soft_wrap=False), facts.origin)
+    # In a file or a pipe a line is as wide as it needs to be found again, whatever the terminal.
+    show(findings, Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH), facts.origin)
     return exit_code(findings)
 
 

@@ -81,5 +81,5 @@ def check_xids(facts: Facts) -> Iterator[Finding]:
         index = gpus.get(bus)
         where = f"GPU {index} " if index is not None else ""
         yield Finding(severity, f"{where}Xid {code}", meaning, evidence, remedy, SOURCE)
-    if not facts.xids:
+    if facts.gpus and not facts.xids:
         yield Finding("ok", "Xid", "the kernel log holds no driver error")
