@@ -46,7 +46,9 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("longread probe measures with torch, which is not installed: pip install torch") from None
     from longread.plan.hardware_file import machine_toml
 
-    device = choose_device(args.device)
+    device, why = choose_device(args.device)
+    if why:
+        print(f"note: {why}", file=sys.stderr, flush=True)
     with _steps() as say:
         probed = probe(device, disk, Effort(), say)
     text = machine_toml(probed.hardware, probed.evidence)

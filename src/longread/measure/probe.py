@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import torch
 
 from longread.measure import probe_rates as rates
@@ -16,13 +17,15 @@ from longread.measure.probe_card import ProbeError, cpu_card, figure, gpu_card
 from longread.measure.probe_disk import measure_disk
 from longread.measure.probe_rates import Measured, NotHereError
 from longread.measure.result import command_line, this_commit, this_machine
-from longread.plan.machine import probe_machine
+from longread.plan.machine import last_level_cache, probe_machine
 from longread.spec.errors import ConfigError
 from longread.spec.hardware import Figure, Hardware
 
 Say = Callable[[int, int, str], None]
 LEAST_OF_CACHE = 4  # times the cache that a working set is at least, or the cache would be measured
-NO_CUDA = "this torch ({version}) was built without CUDA; install the build for your CUDA version"
+BUSY_SECONDS = 0.5
+BUSY_PERCENT = 20.0
+BUSY_MEMORY = 0.05  # of the whole: more than a context of our own
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +51,23 @@ class Probed:
     evidence: dict[str, object]
 
 
-def choose_device(wanted: str) -> torch.device:
-    """``wanted``: auto, cpu or cuda. Raises ConfigError that says why there is no CUDA."""
-    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    if torch.cuda.is_available():
-        return torch.device("cuda", 0)
+def choose_device(wanted: str) -> tuple[torch.device, str]:
+    """``wanted``: auto, cpu or cuda; and why it is the CPU where a GPU might be expected, "" otherwise.
+
+    Raises ConfigError, saying why, where CUDA is asked for and there is none.
+    """
+    if wanted != "cpu" and torch.cuda.is_available():
+        return torch.device("cuda", 0), ""
     if torch.version.cuda is None:
-        raise ConfigError(NO_CUDA.format(version=torch.__version__))
-    raise ConfigError(
-        f"torch {torch.__version__} (CUDA {torch.version.cuda}) finds no GPU: no driver, too old a driver, or none "
-        "visible (CUDA_VISIBLE_DEVICES); `nvidia-smi` shows what the driver sees"
-    )
+        why = f"this torch ({torch.__version__}) was built without CUDA; install the build for your CUDA version"
+    else:
+        why = (
+            f"torch {torch.__version__} (CUDA {torch.version.cuda}) finds no GPU: no driver, too old a driver, or none "
+            "visible (CUDA_VISIBLE_DEVICES); `nvidia-smi` shows what the driver sees"
+        )
+    if wanted == "cuda":
+        raise ConfigError(why)
+    return torch.device("cpu"), f"the CPU was measured: {why}" if wanted == "auto" else ""
 
 
 def probe(device: torch.device, disk: Path | None, effort: Effort, say: Say) -> Probed:
@@ -68,10 +76,8 @@ def probe(device: torch.device, disk: Path | None, effort: Effort, say: Say) -> 
     Raises ProbeError where nothing can be planned with what was found.
     """
     gpu = device.type == "cuda"
+    notes = _busy(device)
     steps = _gpu_steps(device, effort) if gpu else _cpu_steps(effort)
-    notes: list[str] = []
-    if not gpu and torch.version.cuda is None and Path("/proc/driver/nvidia").exists():
-        notes.append(f"{NO_CUDA.format(version=torch.__version__)}; the CPU was measured")
     measured: dict[str, Measured] = {}
     total = len(steps) + (disk is not None)
     for number, (what, run) in enumerate(steps):
@@ -107,8 +113,10 @@ def _cpu_steps(effort: Effort) -> list[Step]:
     def matrix(dtype: torch.dtype, name: str) -> Callable[[], Sequence[Measured]]:
         return lambda: [rates.cpu_matrix(dtype, name, effort.cpu_matrix, effort.seconds)]
 
+    beyond_cache = max(effort.cpu_memory, LEAST_OF_CACHE * (last_level_cache() or 0))
+    memory = min(beyond_cache, probe_machine().available_bytes // 4)
     return [
-        ("memory", lambda: rates.cpu_memory(effort.cpu_memory, effort.seconds)),
+        ("memory", lambda: rates.cpu_memory(memory, effort.seconds)),
         ("matrix product, fp32", matrix(torch.float32, "fp32")),
         ("matrix product, bf16", matrix(torch.bfloat16, "bf16")),
     ]
@@ -148,6 +156,20 @@ def _disk(folder: Path, effort: Effort, notes: list[str]) -> dict[str, Measured]
         notes.append(f"disk: {note}")
         return {"disk write": Measured("disk write", "B/s", (written,))}
     return {name: Measured(name, "B/s", (rate,)) for name, rate in (("disk write", written), ("disk read", read))}
+
+
+def _busy(device: torch.device) -> list[str]:
+    """Whoever shares the device lowers every figure, and nobody would see it in the file."""
+    notes = []
+    load = psutil.cpu_percent(interval=BUSY_SECONDS)
+    if load > BUSY_PERCENT:
+        notes.append(f"other processes used {load:.0f} % of the processor: on a quiet machine the figures are higher")
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        if total - free > BUSY_MEMORY * total:
+            held = (total - free) / 2**30
+            notes.append(f"other processes hold {held:.1f} GiB of the GPU: if they run, the figures are too low")
+    return notes
 
 
 def _equal_gpus(notes: list[str]) -> int:

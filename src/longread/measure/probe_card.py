@@ -12,7 +12,7 @@ import torch
 from longread.measure.probe_rates import Measured
 from longread.measure.result import this_machine
 from longread.plan.cards import find_card
-from longread.plan.machine import probe_machine
+from longread.plan.machine import last_level_cache, probe_machine
 from longread.spec.errors import LongreadError
 from longread.spec.hardware import Architecture, Card, Figure
 
@@ -72,7 +72,7 @@ def cpu_card(measured: Sequence[Measured], source: str) -> Card:
         usable=replace(total, value=machine.available_bytes, source=f"{source}: available then"),
         bandwidth=memory,
         flops=rates,
-        l2=None,
+        l2=Figure(cache, "measured", f"{source}: last-level cache") if (cache := last_level_cache()) else None,
         nvlink=None,
         pcie=None,
         power=None,

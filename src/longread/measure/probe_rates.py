@@ -201,18 +201,19 @@ def host_link(size: int, device: torch.device, budget: float) -> list[Measured]:
 
 
 def peers(size: int, count: int, budget: float) -> list[Measured]:
-    """From GPU 0 to each other one, bytes/s, one direction, one pair at a time."""
+    """Between GPU 0 and each other one, bytes/s, one pair and one direction at a time."""
     found: list[Measured] = []
     for other in range(1, count):
         if not torch.cuda.can_device_access_peer(0, other):
             raise NotHereError(f"GPU 0 cannot reach the memory of GPU {other}: copies go through the host")
-        found.append(_pair(size, torch.device("cuda", 0), torch.device("cuda", other), budget))
+        first, second = torch.device("cuda", 0), torch.device("cuda", other)
+        found += [_pair(size, first, second, budget), _pair(size, second, first, budget)]
     return found
 
 
-def _pair(size: int, first: torch.device, other: torch.device, budget: float) -> Measured:
+def _pair(size: int, giver: torch.device, taker: torch.device, budget: float) -> Measured:
     with _refusals():
-        source = torch.randn(size // 4, device=first)
-        target = torch.empty(size // 4, device=other)
-    name = f"GPU {first.index} to {other.index}"
-    return cuda_rate(name, "B/s", source.nbytes, lambda: target.copy_(source, non_blocking=True), first, budget)
+        source = torch.randn(size // 4, device=giver)
+        target = torch.empty(size // 4, device=taker)
+    name = f"GPU {giver.index} to {taker.index}"
+    return cuda_rate(name, "B/s", source.nbytes, lambda: target.copy_(source, non_blocking=True), giver, budget)

@@ -13,7 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from longread.plan.hardware_file import FIGURES, GPUS_MAX, NODES_MAX, UNITS, read_card, read_figure, read_machine
-from longread.plan.machine import probe_machine
+from longread.plan.machine import last_level_cache, probe_machine
 from longread.spec.errors import ConfigError
 from longread.spec.hardware import Card, Figure, Hardware
 
@@ -126,8 +126,10 @@ def _this_cpu(entry: _Entry) -> Hardware:
             return figure
         return Figure(figure.value * factor, "derived", f"{cores} cores, each as in: {figure.source}")
 
+    cache = last_level_cache()
     card = replace(
         entry.card,
+        l2=Figure(cache, "measured", "read here: last-level cache") if cache else None,
         memory=total,
         usable=replace(total, value=machine.available_bytes, source=f"available here now: {machine.limited_by}"),
         flops={rate: scaled(figure) for rate, figure in entry.card.flops.items()},

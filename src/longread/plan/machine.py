@@ -1,4 +1,4 @@
-"""What memory the machine has for us, as limited by control groups.
+"""What memory the machine has for us, as limited by control groups, and what its processors cache.
 
 Only reads the operating system; decides nothing. Reading happens when ``probe_machine`` is called, never at import.
 """
@@ -32,6 +32,19 @@ def probe_machine(cgroups: Path = Path("/sys/fs/cgroup"), membership: Path = Pat
         if limit is not None and used is not None:
             available = min(available, max(limit - used, 0))
     return Machine(total, min(available, total), source)
+
+
+def last_level_cache(cpus: Path = Path("/sys/devices/system/cpu")) -> int | None:
+    """Bytes of the processors' last caches together, shared ones once; None where the system does not say."""
+    last: dict[str, tuple[int, int]] = {}  # of each set of processors that share one: level and bytes
+    for index in cpus.glob("cpu[0-9]*/cache/index[0-9]*"):
+        level, shared = _number(index / "level"), "".join(_lines(index / "shared_cpu_list"))
+        size = "".join(_lines(index / "size"))
+        if level is None or not shared or size[-1:] not in ("K", "M") or not size[:-1].isdecimal():
+            continue
+        last[f"{level}:{shared}"] = (level, int(size[:-1]) * (2**10 if size[-1] == "K" else 2**20))
+    top = max((level for level, _ in last.values()), default=0)
+    return sum(size for level, size in last.values() if level == top) or None
 
 
 def _groups(cgroups: Path, membership: Path) -> list[Path]:

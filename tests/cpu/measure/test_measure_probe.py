@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 
@@ -24,6 +25,13 @@ from longread.spec.errors import ConfigError
 
 TINY = Effort(memory=2**16, host=2**16, matrix=128, cpu_memory=2**16, cpu_matrix=128, disk=2**23, seconds=0.02)
 CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever else this machine does is no part of a test."""
+    monkeypatch.setattr(psutil, "cpu_percent", lambda interval: 0.0)
+    monkeypatch.setattr(probing, "last_level_cache", lambda: None)  # tiny sizes stay tiny
 
 
 def quiet(done: int, total: int, what: str) -> None:
@@ -219,6 +227,16 @@ def test_a_missing_kind_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     assert probed.notes == ("matrix product, bf16: not here: no bf16",)
 
 
+def test_a_busy_machine_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "cpu_percent", lambda interval: 80.0)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (60 * 2**30, 140 * 2**30))
+    assert len(probing._busy(CPU)) == 1 and "80 % of the processor" in probing._busy(CPU)[0]
+    assert "80.0 GiB of the GPU" in probing._busy(torch.device("cuda", 0))[1]
+    monkeypatch.setattr(psutil, "cpu_percent", lambda interval: 3.0)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (139 * 2**30, 140 * 2**30))
+    assert probing._busy(torch.device("cuda", 0)) == []
+
+
 def test_nothing_measured_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> list[Measured]:
         raise NotHereError("no")
@@ -240,7 +258,7 @@ H200_RATES = (
     Measured("host to device", "B/s", (49e9,)),
     Measured("device to host", "B/s", (55e9,)),
 )
-PAIRS = (Measured("GPU 0 to 1", "B/s", (390e9,)), Measured("GPU 0 to 2", "B/s", (370e9,)))
+PAIRS = (Measured("GPU 0 to 1", "B/s", (390e9,)), Measured("GPU 1 to 0", "B/s", (370e9,)))
 
 
 @pytest.fixture
@@ -368,7 +386,12 @@ def test_no_cuda_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     with pytest.raises(ConfigError, match="finds no GPU"):
         choose_device("cuda")
-    assert choose_device("auto").type == "cpu"
+    device, why = choose_device("auto")
+    assert device.type == "cpu" and "the CPU was measured: torch" in why
+    assert choose_device("cpu") == (CPU, "")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert choose_device("auto") == choose_device("cuda") == (torch.device("cuda", 0), "")
+    assert choose_device("cpu") == (CPU, "")
 
 
 def test_no_torch_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ import pytest
 from longread.plan import cards
 from longread.plan.cards import card, card_names, find_card, parse_hardware
 from longread.plan.hardware_file import FIGURES, machine_toml
+from longread.plan.machine import last_level_cache
 from longread.spec.errors import ConfigError
 from longread.spec.hardware import Card, Figure
 
@@ -189,6 +190,24 @@ def test_the_cpu_is_this_machine() -> None:
     assert machine.card.usable.value <= machine.card.memory.value
     assert machine.card.memory.mark == "measured"
     assert machine.card.compute_capability is None and machine.card.nvlink is None
+
+
+def caches(folder: Path, *found: tuple[int, int, int, str, str]) -> Path:
+    for processor, index, level, size, shared in found:
+        place = folder / f"cpu{processor}" / "cache" / f"index{index}"
+        place.mkdir(parents=True)
+        for name, text in (("level", str(level)), ("size", size), ("shared_cpu_list", shared)):
+            (place / name).write_text(text + "\n")
+    return folder
+
+
+def test_the_last_cache_counts_once_for_those_who_share_it(tmp_path: Path) -> None:
+    two = [(cpu, 2, 2, "1024K", str(cpu)) for cpu in range(4)]
+    three = [(cpu, 3, 3, "32M", "0-1" if cpu < 2 else "2-3") for cpu in range(4)]
+    assert last_level_cache(caches(tmp_path / "a", *two, *three)) == 64 * 2**20
+    assert last_level_cache(caches(tmp_path / "b", *two)) == 4 * 2**20
+    assert last_level_cache(caches(tmp_path / "c", (0, 3, 3, "odd", "0"))) is None
+    assert last_level_cache(tmp_path / "none") is None
 
 
 def test_more_cores_calculate_more(monkeypatch: pytest.MonkeyPatch) -> None:
