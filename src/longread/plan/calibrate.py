@@ -1,0 +1,297 @@
+"""How much slower engines are than their kernels: factors learnt from runs, narrow where siblings were measured.
+
+A run's factor is measured / raw time. Factors are averaged in logarithms over a tree (phase, kind of attention, kind
+of card, engine, deployment); a node's mean is drawn to its parent's by how much nodes of that depth differ (empirical
+Bayes), so a deployment that nobody ran gets its relatives' mean and a wide interval. Intervals are meant to hold 95 %:
+Student's t times the spread that is left at each depth below the match.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from statistics import fmean, median
+from typing import Literal
+
+from longread.plan.deployment import Deployment
+from longread.plan.estimate import Estimate, Provenance
+from longread.plan.frontend import front_end
+from longread.plan.ops import expert_format
+from longread.plan.published import Run, published_runs
+from longread.plan.raw import decode_step, prefill, prefill_rate, request_seconds
+
+Phase = Literal["prefill", "decode", "warm"]
+Path = tuple[str, ...]
+DEPTHS = ("phase", "attention", "card", "engine", "deployment")
+# Spread (log) that is never assumed smaller, by depth: two kinds that happen to agree prove little.
+_LEAST = {1: 0.25, 2: 0.20, 3: 0.15, 4: 0.12, 5: 0.15}
+_WITHIN_LEAST = 0.06
+# Student's t for 95 % by degrees of freedom; one degree (12.7) is cut: an interval of a factor 100 says nothing.
+_T = {1: 6.3, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 10: 2.23, 15: 2.13, 20: 2.09, 30: 2.04}
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """What to multiply a raw time with."""
+
+    low: float
+    centre: float
+    high: float
+    provenance: Provenance
+    source: str
+
+    def apply(self, raw: float, floor: float = 0.0) -> Estimate:
+        """The estimate of ``raw`` seconds; nothing is predicted below the physical ``floor``."""
+        ends = [max(raw * end, floor) for end in (self.low, self.centre, self.high)]
+        return Estimate(ends[0], ends[1], ends[2], self.provenance, self.source, floor)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One run's place in the tree and its log factor. ``here``: measured by the user's own runs."""
+
+    path: Path
+    log: float
+    here: bool
+    source: str
+
+
+def path_of(d: Deployment, phase: Phase, variant: str = "") -> Path:
+    """The groups of a prediction, widest first."""
+    if d.spec.shared_kv is not None:
+        attention = "v4.1"
+    elif d.spec.compressed is not None:
+        attention = "v4"
+    else:
+        attention = "sparse MLA" if d.spec.indexer is not None else "dense MLA"
+    card = d.hardware.card
+    kind = "H20" if card.name.startswith("H20") else card.architecture
+    strategy = replace(d.strategy, replicas=1).label
+    own = "/".join([d.spec.label, strategy, card.name, expert_format(d), variant])
+    return (phase, attention, kind, d.engine, own)
+
+
+class Factors:
+    """The tree of mean log factors over some runs."""
+
+    def __init__(self, samples: Iterable[Sample]) -> None:
+        self._samples = list(samples)
+        self._by_path: dict[Path, list[Sample]] = defaultdict(list)
+        for sample in self._samples:
+            for depth in range(len(sample.path) + 1):
+                self._by_path[sample.path[:depth]].append(sample)
+        self._plain = {path: self._plain_mean(path) for path in sorted(self._by_path, key=len, reverse=True)}
+        self._spread = {depth: self._spread_at(depth) for depth in range(1, len(DEPTHS) + 1)}
+        self._means: dict[Path, float] = {}
+        for path in sorted(self._by_path, key=len):
+            self._means[path] = self._shrunk(path)
+
+    @property
+    def deployments(self) -> int:
+        """Groups at the end of the tree: no more means than these are free."""
+        return sum(1 for path in self._means if len(path) == len(DEPTHS))
+
+    def effective_parameters(self) -> float:
+        """How many free means the fit amounts to: the sum of what each run moves its own prediction by."""
+        moved, step = 0.0, 0.01
+        for index, sample in enumerate(self._samples):
+            nudged = [*self._samples]
+            nudged[index] = replace(sample, log=sample.log + step)
+            moved += (Factors(nudged)._means[sample.path] - self._means[sample.path]) / step
+        return moved
+
+    @property
+    def runs(self) -> int:
+        return len(self._samples)
+
+    def scale(self, path: Path) -> Scale:
+        """The factor for a prediction at ``path``, from its deepest group with runs."""
+        depth = max(n for n in range(len(path) + 1) if path[:n] in self._by_path or n == 0)
+        node = path[:depth]
+        if not self._samples:
+            return Scale(0.7, 1.3, 3.0, "roofline", "no run to compare with: kernels and links only")
+        members = self._by_path[node]
+        count = len(members) if depth == len(DEPTHS) else len({s.path[: depth + 1] for s in members})
+        below = [self._spread[level][0] for level in range(depth + 1, len(DEPTHS) + 1)] + [self._within[0]]
+        step = below[0]
+        variance = sum(s * s for s in below) + step * step / count
+        freedom = self._spread[depth + 1][1] if depth < len(DEPTHS) else self._within[1]
+        reach = _student(freedom) * math.sqrt(variance)
+        mean = self._means[node]
+        provenance, words = self._origin(depth, members)
+        return Scale(math.exp(mean - reach), math.exp(mean), math.exp(mean + reach), provenance, words)
+
+    def _origin(self, depth: int, members: list[Sample]) -> tuple[Provenance, str]:
+        sources = sorted({s.source for s in members})
+        words = (
+            f"{len(members)} run{'s' if len(members) > 1 else ''} of the same {DEPTHS[depth - 1] if depth else 'kind'}"
+        )
+        words += f": {'; '.join(sources[:3])}" + ("; ..." if len(sources) > 3 else "")
+        if depth == len(DEPTHS):
+            return ("measured here" if all(s.here for s in members) else "measured elsewhere"), words
+        return ("interpolated" if depth >= 3 else "roofline"), words
+
+    @property
+    def _within(self) -> tuple[float, int]:
+        """Pooled spread of the runs of one deployment, and its degrees of freedom."""
+        square, freedom = 0.0, 0
+        for path, members in self._by_path.items():
+            if len(path) == len(DEPTHS) and len(members) > 1:
+                square += sum((s.log - self._plain[path]) ** 2 for s in members)
+                freedom += len(members) - 1
+        spread = math.sqrt(square / freedom) if freedom else _WITHIN_LEAST
+        return max(spread, _WITHIN_LEAST), max(freedom, 1)
+
+    def _plain_mean(self, path: Path) -> float:
+        """Mean of the child groups' means, so that a long series does not outvote others."""
+        members = self._by_path[path]
+        if len(path) == len(DEPTHS):
+            return fmean(s.log for s in members)
+        children: dict[Path, list[Sample]] = defaultdict(list)
+        for sample in members:
+            children[sample.path[: len(path) + 1]].append(sample)
+        return fmean(self._leaf_mean(group, len(path) + 1) for group in children.values())
+
+    def _leaf_mean(self, members: list[Sample], depth: int) -> float:
+        if depth == len(DEPTHS):
+            return fmean(s.log for s in members)
+        children: dict[Path, list[Sample]] = defaultdict(list)
+        for sample in members:
+            children[sample.path[: depth + 1]].append(sample)
+        return fmean(self._leaf_mean(group, depth + 1) for group in children.values())
+
+    def _spread_at(self, depth: int) -> tuple[float, int]:
+        """How far groups of ``depth`` lie from their parents' means, pooled over parents with several children."""
+        square, freedom = 0.0, 0
+        children: dict[Path, list[float]] = defaultdict(list)
+        for path, mean in self._plain.items():
+            if len(path) == depth:
+                children[path[:-1]].append(mean)
+        for means in children.values():
+            if len(means) > 1:
+                middle = fmean(means)
+                square += sum((m - middle) ** 2 for m in means)
+                freedom += len(means) - 1
+        spread = math.sqrt(square / freedom) if freedom else 0.0
+        return max(spread, _LEAST[depth]), max(freedom, 1)
+
+    def _shrunk(self, path: Path) -> float:
+        """The node's mean, drawn to its parent's by the ratio of the spread inside to the spread between."""
+        if not path:
+            return self._plain[path]
+        depth, members = len(path), self._by_path[path]
+        if depth == len(DEPTHS):
+            inside, count = self._within[0], len(members)
+        else:
+            inside, count = self._spread[depth + 1][0], len({s.path[: depth + 1] for s in members})
+        weight = inside**2 / self._spread[depth][0] ** 2
+        return (count * self._plain[path] + weight * self._means[path[:-1]]) / (count + weight)
+
+
+def _student(freedom: int) -> float:
+    return _T[max(k for k in _T if k <= freedom)]
+
+
+def raw_value(run: Run) -> float:
+    """The run's metric by kernels and links alone, in its own unit."""
+    d = run.deployment
+    if run.metric == "tpot":
+        return sum(decode_step(d, run.batch, run.isl, graphs=run.graphs).values())
+    if run.metric == "prefill":
+        return prefill_rate(d, run.isl)
+    if run.metric == "throughput":
+        return run.osl / sum(request_seconds(d, run.isl, run.cached, run.osl, run.concurrency, graphs=run.graphs))
+    parts = front_end(d, run.isl, text=run.text) if run.cached else {}
+    return sum(parts.values()) + sum(prefill(d, run.isl - run.cached, run.cached, groups=run.groups).values())
+
+
+def phase_of(run: Run) -> Phase:
+    """Which factors a run informs. A throughput of short prompts is decode."""
+    if run.metric in ("tpot", "throughput"):
+        return "decode"
+    return "warm" if run.cached else "prefill"
+
+
+def sample_of(run: Run) -> Sample:
+    raw, value = raw_value(run), run.value
+    slower = value / raw if run.metric in ("ttft", "tpot") else raw / value
+    return Sample(path_of(run.deployment, phase_of(run), run.variant), math.log(slower), run.here, run.source)
+
+
+@cache
+def published_samples() -> tuple[tuple[Run, Sample], ...]:
+    """Every published run with its sample, fitted or not."""
+    return tuple((run, sample_of(run)) for run in published_runs())
+
+
+@cache
+def default_factors() -> Factors:
+    """Factors of the published runs that may calibrate."""
+    return Factors(sample for run, sample in published_samples() if run.fit)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One run against its prediction by the other runs. ``predicted`` in the run's unit."""
+
+    run: Run
+    predicted: Estimate
+
+    @property
+    def error(self) -> float:
+        """Relative error of the centre."""
+        return self.predicted.centre / self.run.value - 1
+
+    @property
+    def holds(self) -> bool:
+        return self.predicted.holds(self.run.value)
+
+    @property
+    def reason(self) -> str:
+        """Why the interval may miss the run: what forbids a fair comparison, or what the source leaves open."""
+        if self.holds:
+            return ""
+        return self.run.why or f"not known: {self.run.unknown}"
+
+
+def predict(run: Run, factors: Factors, raw: float | None = None) -> Estimate:
+    """The run's metric by ``factors``, in its own unit."""
+    raw = raw_value(run) if raw is None else raw
+    scale = factors.scale(path_of(run.deployment, phase_of(run), run.variant))
+    if run.metric in ("ttft", "tpot"):
+        return scale.apply(raw)
+    return Estimate(raw / scale.high, raw / scale.centre, raw / scale.low, scale.provenance, scale.source)
+
+
+def leave_one_out(*, by: Literal["run", "deployment"] = "run") -> tuple[Held, ...]:
+    """Each published run predicted from the others; ``by`` deployment leaves out all runs of its deployment."""
+    pairs = published_samples()
+    held = []
+    for run, sample in pairs:
+        others = [
+            other
+            for row, other in pairs
+            if row.fit and row is not run and not (by == "deployment" and other.path == sample.path)
+        ]
+        factor = math.exp(sample.log)
+        raw = run.value / factor if run.metric in ("ttft", "tpot") else run.value * factor
+        held.append(Held(run, predict(run, Factors(others), raw)))
+    return tuple(held)
+
+
+def uncalibrated_error() -> float:
+    """Median absolute relative error of kernels and links alone, with no factor fitted to any run."""
+    return median(abs(math.exp(-sample.log) - 1) for run, sample in published_samples() if run.fit)
+
+
+def median_error(held: Sequence[Held]) -> float:
+    """Median absolute relative error of the centres of the runs that calibrate."""
+    return median(abs(h.error) for h in held if h.run.fit)
+
+
+def with_runs(runs: Iterable[Run]) -> Factors:
+    """The published runs and the user's own: own runs of a deployment replace published ones of the same."""
+    own = [sample_of(replace(run, here=True)) for run in runs]
+    covered = {sample.path for sample in own}
+    return Factors([*(s for run, s in published_samples() if run.fit and s.path not in covered), *own])

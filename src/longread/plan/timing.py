@@ -1,0 +1,186 @@
+"""Predicted times of a deployment: first token cold and warm, time per output token, throughput.
+
+Every result is an interval with its origin and the physical floor beside it. Parts are seconds by name and add up to
+the total; the engine's own losses are spread over the parts that its cards and links do.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from longread.plan.calibrate import Factors, Phase, Scale, default_factors, path_of
+from longread.plan.deployment import Deployment, Tier, Workload
+from longread.plan.estimate import Estimate, exact, total
+from longread.plan.floor import cold_floor, decode_floor, load_floor, suffix_floor
+from longread.plan.frontend import RATES, front_end, load_seconds
+from longread.plan.raw import decode_step, prefill, request_seconds
+from longread.spec.errors import ConfigError
+from longread.spec.hardware import Hardware
+
+FIRST_BYTE = 1.0e-3  # from the sampled token to the first byte on the wire; 1-2 ms of Longread's server on two cores
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """One predicted time and its parts in the order of the request."""
+
+    total: Estimate
+    parts: dict[str, Estimate]
+
+
+def ttft_cold(d: Deployment, isl: int, *, factors: Factors | None = None) -> Timing:
+    """First token of ``isl`` tokens that nobody read before, alone on the replica. ``ConfigError``: isl < 1."""
+    _positive(isl, "isl")
+    floor = cold_floor(d.spec, replica(d), isl).seconds
+    return _first_token(d, isl, 0, {}, _scale(d, "prefill", factors), floor)
+
+
+def ttft_warm(
+    d: Deployment, isl: int, suffix: int, tier: Tier = "device", *, text: bool = True, factors: Factors | None = None
+) -> Timing:
+    """First token of ``isl`` tokens of which all but ``suffix`` were read before and lie in ``tier``.
+
+    Parts as the server reports them: receive, parse, render, tokenise, hash and lookup, queue, load host or disk, the
+    suffix's prefill, first sample and first byte. ``text``: False if token ids are given in process. Raises
+    ``ConfigError`` where the tier's rate is not known.
+    """
+    _positive(suffix, "suffix")
+    if suffix >= isl:
+        return ttft_cold(d, isl, factors=factors)
+    cached = isl - suffix
+    loads = load_seconds(d, cached, tier)
+    floor = suffix_floor(d.spec, replica(d), suffix, cached).seconds + _load_floor(d, cached, tier)
+    return _first_token(d, suffix, cached, loads, _scale(d, "warm", factors), floor, text=text)
+
+
+def _first_token(
+    d: Deployment,
+    new: int,
+    cached: int,
+    loads: Mapping[str, float],
+    scale: Scale,
+    floor: float,
+    *,
+    text: bool = True,
+) -> Timing:
+    parts: dict[str, Estimate] = {}
+    for name, value in front_end(d, new + cached, text=text).items():
+        parts[name] = Estimate(value * 0.5, value, value * 2, "measured elsewhere", RATES[d.engine].source)
+    parts["queue"] = exact(0.0, "one request on an idle replica")
+    for name, value in loads.items():
+        parts[name] = Estimate(value * 0.8, value, value * 1.5, "roofline", "link and disk rates of the hardware")
+    for name, value in _folded(prefill(d, new, cached)).items():
+        parts[name] = scale.apply(value)
+    parts["first byte"] = Estimate(FIRST_BYTE / 2, FIRST_BYTE, FIRST_BYTE * 3, "measured elsewhere", "own server, CPU")
+    return Timing(_bounded(total(parts.values()), floor, scale), parts)
+
+
+def _folded(raw: dict[str, float]) -> dict[str, float]:
+    """Prefill's parts: what takes less than 1 % is one part."""
+    least = 0.01 * sum(raw.values())
+    kept = {name: value for name, value in raw.items() if value >= least}
+    rest = sum(value for value in raw.values() if value < least)
+    return kept | ({"other": rest} if rest else {})
+
+
+def tpot(d: Deployment, batch: int, context: int, *, factors: Factors | None = None) -> Timing:
+    """Seconds between tokens of each of ``batch`` sequences that see ``context`` tokens, nothing being prefilled."""
+    _positive(batch, "batch")
+    _positive(context, "context")
+    scale = _scale(d, "decode", factors)
+    parts = {name: scale.apply(value) for name, value in _folded(decode_step(d, batch, context)).items()}
+    return Timing(_bounded(total(parts.values()), decode_floor(d, batch, context), scale), parts)
+
+
+def stalled_tpot(d: Deployment, batch: int, context: int, *, factors: Factors | None = None) -> Estimate:
+    """Longest gap between tokens while a prompt is read behind ``context`` tokens: a decode step and a whole chunk."""
+    chunk = min(d.chunk, max(context, 1))
+    reading = _scale(d, "prefill", factors)
+    raw = sum(prefill(d, chunk, max(context - chunk, 0)).values())
+    return total([tpot(d, batch, context, factors=factors).total, reading.apply(raw)])
+
+
+def throughput(d: Deployment, workload: Workload, *, factors: Factors | None = None) -> Estimate:
+    """Output tokens/s of all replicas at a steady concurrency, chunks and decode steps sharing the cards in turn."""
+    reading, decoding = request_cost(d, workload, factors=factors)
+    seconds = total([reading, decoding])
+    replicas, osl = d.strategy.replicas, workload.osl
+    return Estimate(
+        osl * replicas / seconds.high,
+        osl * replicas / seconds.centre,
+        osl * replicas / seconds.low,
+        seconds.provenance,
+        seconds.source,
+        osl * replicas / seconds.floor if seconds.floor else 0.0,
+    )
+
+
+def request_cost(d: Deployment, workload: Workload, *, factors: Factors | None = None) -> tuple[Estimate, Estimate]:
+    """Seconds of one replica that one request costs, in prefill (with loads from its tier) and in decode.
+
+    ``throughput`` is their inverse, and reading / (reading + decoding) is the share of time in which nobody decodes. A
+    throughput's floor is the other way round: no deployment gives more.
+    """
+    _positive(workload.osl, "osl")
+    streams = max(-(-workload.concurrency // d.strategy.replicas), 1)
+    new = max(workload.isl - workload.cached, 1)
+    warm = workload.cached > 0
+    scale = _scale(d, "warm" if warm and new <= 512 else "prefill", factors)
+    loads = sum(load_seconds(d, workload.cached, workload.tier).values()) if warm else 0.0
+    raw, _ = request_seconds(d, workload.isl, workload.cached, workload.osl, streams)
+    if warm:
+        least = suffix_floor(d.spec, replica(d), new, workload.cached).compute
+    else:
+        least = cold_floor(d.spec, replica(d), new).compute
+    reading = scale.apply(raw + loads, least)
+    middle = workload.isl + workload.osl // 2
+    step = tpot(d, streams, middle, factors=factors).total
+    return reading, step.times(max(workload.osl - 1, 0) / streams)
+
+
+def loaded_tpot(d: Deployment, workload: Workload, *, factors: Factors | None = None) -> Estimate:
+    """Mean seconds per output token at a steady concurrency, waiting for others' prompts included."""
+    reading, decoding = request_cost(d, workload, factors=factors)
+    streams = max(-(-workload.concurrency // d.strategy.replicas), 1)
+    # Between two of its tokens a request waits for its step and for its share of the prompts of all streams.
+    return total([reading, decoding]).times(streams / max(workload.osl - 1, 1))
+
+
+def replica(d: Deployment) -> Hardware:
+    """The cards of one replica as hardware: what a single request can use."""
+    hardware, cards = d.hardware, d.strategy.gpus
+    gpus = min(cards, hardware.gpus)
+    return Hardware(
+        hardware.card,
+        gpus,
+        -(-cards // gpus),
+        hardware.network,
+        hardware.host_memory,
+        hardware.disk_read,
+        hardware.disk_write,
+    )
+
+
+def _load_floor(d: Deployment, cached: int, tier: Tier) -> float:
+    """Least seconds of a load: every link of the replica at its peak, nothing replicated."""
+    card = d.hardware.card
+    if tier == "device":
+        return 0.0
+    if tier == "disk" and d.hardware.disk_read is not None:
+        return load_floor(d.spec, d.cache, cached, d.hardware.disk_read.value)
+    rate = card.pcie.value * d.strategy.gpus if card.pcie is not None else card.bandwidth.value
+    return load_floor(d.spec, d.cache, cached, rate)
+
+
+def _scale(d: Deployment, phase: Phase, factors: Factors | None) -> Scale:
+    return (default_factors() if factors is None else factors).scale(path_of(d, phase))
+
+
+def _bounded(estimate: Estimate, floor: float, scale: Scale) -> Estimate:
+    """The same with its floor: no end lies below it. The origin is that of the cards' part, which weighs most."""
+    ends = [max(end, floor) for end in (estimate.low, estimate.centre, estimate.high)]
+    return Estimate(ends[0], ends[1], ends[2], scale.provenance, scale.source, floor)
+
+
+def _positive(value: int, name: str) -> None:
+    if value < 1:
+        raise ConfigError(f"{name} must be at least 1, not {value}")
