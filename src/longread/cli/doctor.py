@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from longread.plan.doctor.facts import Facts
     from longread.plan.doctor.finding import Finding
 
 PIPE_WIDTH = 160
@@ -66,8 +67,28 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     # In a file or a pipe a line is as wide as it needs to be found again, whatever the terminal.
-    show(findings, Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH), facts.origin)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    show_machine(facts, console)
+    show(findings, console, facts.origin)
     return exit_code(findings)
+
+
+def show_machine(facts: "Facts", console: "Console") -> None:
+    """What the machine is, before what is wrong with it."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from longread.plan.doctor.summary import matrix, summary
+
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold", ratio=1)
+    for name, text in summary(facts):
+        table.add_row(Text(name), Text(text))
+    console.print(table)
+    for line in matrix(facts):
+        console.print(Text(line), soft_wrap=True)
+    console.print()
 
 
 def show(findings: "list[Finding]", console: "Console", origin: str) -> None:

@@ -13,6 +13,7 @@ from longread.cli.main import main
 from longread.plan.doctor.diagnose import diagnose, plain, read_this_machine
 from longread.plan.doctor.facts import Facts, GpuFacts, HostFacts
 from longread.plan.doctor.finding import SCHEMA, Finding, as_json, exit_code, ordered
+from longread.plan.doctor.summary import matrix, summary
 
 NOTE, WARNING, ERROR, OK = (Finding(severity, severity, "s") for severity in ("note", "warning", "error", "ok"))
 
@@ -62,6 +63,19 @@ def test_the_text_groups_by_severity_and_quotes_brackets(capsys: pytest.CaptureF
     assert lines.index("errors (1)") < lines.index("notes (1)")
     for text in ("evidence: [bold]x[/nope]", "remedy: `run me`", "source: a#1", "here: 1 errors, 0 warnings, 1 notes"):
         assert text in lines
+
+
+def test_what_the_machine_is(tmp_path: Path) -> None:
+    facts = read_this_machine([tmp_path], nvml=FakeNvml(2))
+    told = dict(summary(facts))
+    assert told["GPU 0-1"] == "NVIDIA H200, 140.4 GiB, compute capability 9.0"
+    assert told["driver"] == "580.95.05, serves CUDA up to 13.0"
+    assert [line.split()[:3] for line in matrix(facts)] == [
+        ["GPU0", "GPU1", "NUMA"],
+        ["GPU0", "X", "NV18"],
+        ["GPU1", "NV18", "X"],
+    ]
+    assert summary(Facts(origin="a file")) == [("machine", "a file")] and matrix(Facts()) == []
 
 
 def test_bad_options(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,10 +1,13 @@
 """What the reader makes of the driver's answers, its refusals and its traps."""
 
+import threading
 from pathlib import Path
 
 from fake_nvml import DEFAULTS, NOT_SUPPORTED, FakeNvml, NVMLError
 
-from longread.plan.doctor.nvml import read_gpus
+from longread.plan.doctor.checks_gpu import check_gpus
+from longread.plan.doctor.facts import Facts
+from longread.plan.doctor.nvml import read_gpus, read_gpus_in_time
 
 
 def test_a_sound_machine(tmp_path: Path) -> None:
@@ -91,3 +94,15 @@ def test_pairs_without_nvlink_show_the_way_over_pcie() -> None:
     gpus, topology, _, _ = read_gpus(FakeNvml(2, changes={1: {"links": 0, "TopologyCommonAncestor": 20}}))
     assert gpus is not None and topology is not None
     assert gpus[1].nvlinks == () and topology.links == (("X", "SYS"), ("PXB", "X"))
+
+
+def test_a_driver_that_hangs_is_given_up_and_is_an_error() -> None:
+    release = threading.Event()
+    nvml = FakeNvml(1)
+    nvml.nvmlInit = release.wait  # type: ignore[method-assign]
+    gpus, _, unread, _ = read_gpus_in_time(nvml, seconds=0.05)
+    assert gpus is None and unread == {"gpus": "the driver did not answer within 0.05 s"}
+    assert [f.severity for f in check_gpus(Facts(unread=unread))] == ["error"]
+    release.set()
+    gpus, _, _, _ = read_gpus_in_time(FakeNvml(1))
+    assert gpus is not None and len(gpus) == 1

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from longread.plan.doctor.facts import Facts, GpuFacts
 from longread.plan.doctor.finding import Finding, Severity
 from longread.plan.doctor.merging import over_gpus
+from longread.plan.doctor.nvml import HANGS
 
 BUSY = 20  # percent of the time with a kernel running: from here on clocks and links count as under load
 SMALL_MARGIN = 5  # degrees to the slowdown temperature
@@ -64,7 +65,15 @@ def check_gpus(facts: Facts) -> Iterator[Finding]:
 
 def _presence(facts: Facts) -> Iterator[Finding]:
     built_for = facts.versions.torch_cuda if facts.versions else None
-    if facts.gpus is None:
+    if facts.gpus is None and facts.unread.get("gpus", "").startswith(HANGS):
+        yield Finding(
+            "error",
+            "NVIDIA driver",
+            "the driver hangs: programs that use a GPU will wait for ever",
+            facts.unread["gpus"],
+            "`sudo dmesg | grep -iE 'xid|nvrm'`; a GPU is lost or its system processor is stuck: drain and reboot",
+        )
+    elif facts.gpus is None:
         yield Finding(
             "warning" if built_for else "note",
             "NVIDIA driver",
@@ -113,8 +122,19 @@ def busy(gpu: GpuFacts) -> bool:
 
 
 def _clocks(gpu: GpuFacts) -> Iterator[Finding]:
-    reasons = gpu.event_reasons or frozenset()
-    clock = f"SM clock {gpu.sm_clock} of {gpu.sm_clock_max} MHz" if gpu.sm_clock and gpu.sm_clock_max else ""
+    found = [*_held_down(gpu), *_slow_memory(gpu), *_violations(gpu)]
+    yield from found
+    if not found and gpu.event_reasons is not None:
+        fine = "nothing holds the clocks down"
+        yield Finding("ok", "clocks", fine if busy(gpu) else f"{fine}; idle, so look under load too", _sm_clock(gpu))
+
+
+def _sm_clock(gpu: GpuFacts) -> str:
+    return f"SM clock {gpu.sm_clock} of {gpu.sm_clock_max} MHz" if gpu.sm_clock and gpu.sm_clock_max else ""
+
+
+def _held_down(gpu: GpuFacts) -> Iterator[Finding]:
+    reasons, clock = gpu.event_reasons or frozenset(), _sm_clock(gpu)
     specific = reasons & {"HwThermalSlowdown", "HwPowerBrakeSlowdown"}
     for name, (severity, statement, remedy) in REASONS.items():
         if name in reasons and not (name == "HwSlowdown" and specific):  # the general bit comes with the specific ones
@@ -138,6 +158,9 @@ def _clocks(gpu: GpuFacts) -> Iterator[Finding]:
             f"{clock}, {gpu.utilization} % busy",
             "`nvidia-smi -i {gpus} -q -d CLOCK,PERFORMANCE` while it serves",
         )
+
+
+def _slow_memory(gpu: GpuFacts) -> Iterator[Finding]:
     if gpu.memory_clock and gpu.memory_clock_max and busy(gpu) and gpu.memory_clock < SLOW_CLOCK * gpu.memory_clock_max:
         yield Finding(
             "warning",
@@ -146,6 +169,9 @@ def _clocks(gpu: GpuFacts) -> Iterator[Finding]:
             f"{gpu.memory_clock} of {gpu.memory_clock_max} MHz, {gpu.utilization} % busy",
             "`sudo nvidia-smi -i {gpus} -rmc` undoes a lock",
         )
+
+
+def _violations(gpu: GpuFacts) -> Iterator[Finding]:
     for name in ("thermal", "board limit", "reliability"):
         spent = (gpu.violations or {}).get(name, 0)
         if spent > LONG_VIOLATION:
@@ -157,15 +183,6 @@ def _clocks(gpu: GpuFacts) -> Iterator[Finding]:
                 "look at cooling and power under load: `nvidia-smi -i {gpus} -q -d PERFORMANCE`",
                 "nvml.h, nvmlDeviceGetViolationStatus",
             )
-    if gpu.event_reasons is not None and not reasons & REASONS.keys():
-        yield Finding(
-            "ok",
-            "clocks",
-            "nothing holds the clocks down"
-            if busy(gpu)
-            else "nothing holds the clocks down; idle, so look under load too",
-            clock,
-        )
 
 
 def _heat(gpu: GpuFacts) -> Iterator[Finding]:
@@ -227,7 +244,7 @@ def _power(gpu: GpuFacts) -> Iterator[Finding]:
 def _errors(gpu: GpuFacts) -> Iterator[Finding]:
     found = [*_ecc(gpu), *_rows(gpu)]
     yield from found
-    if not found and gpu.ecc is not None:
+    if not found and gpu.ecc and gpu.ecc_uncorrected == 0:
         yield Finding("ok", "memory errors", "ECC is on, no uncorrected error since the driver was loaded")
 
 

@@ -127,7 +127,7 @@ def _nvlink(gpu: GpuFacts, alone: bool) -> Iterator[Finding]:
             f"{errors:,} in all since the driver was loaded; links {ranges(link.index for link in up if link.errors)}",
             "look whether it grows: `nvidia-smi nvlink -e -i {gpus}`",
         )
-    if up and not down and not slow:
+    if up and not down and not slow and errors < MANY_LINK_ERRORS:
         total = sum(link.speed_mbps or 0 for link in up) / 1000
         yield Finding(
             "ok", "NVLink", "all links up", f"{len(up)} links" + (f", {total:,.0f} GB/s each way" if total else "")

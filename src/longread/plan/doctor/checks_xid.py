@@ -11,7 +11,10 @@ from longread.plan.doctor.finding import Finding, Severity
 
 SOURCE = "NVIDIA Xid catalogue"
 RESTART = "restart the server; if it comes back, run it under compute-sanitizer or with CUDA_LAUNCH_BLOCKING=1"
-RESET = "drain the node, reset the GPU (`sudo nvidia-smi -i N -r`) or reboot, then `dcgmi diag -r 3`"
+RESET = (
+    "unless that was done since: drain the node, reset the GPU (`sudo nvidia-smi -i N -r`) or reboot, then "
+    "`dcgmi diag -r 3`"
+)
 CODES: dict[int, tuple[Severity, str, str]] = {
     13: ("warning", "a kernel made an illegal access or instruction (graphics engine exception)", RESTART),
     31: ("warning", "a kernel accessed memory that is not mapped (GPU memory page fault)", RESTART),

@@ -17,7 +17,7 @@ from longread.plan.doctor.facts import Facts
 from longread.plan.doctor.finding import Finding
 from longread.plan.doctor.host import read_host
 from longread.plan.doctor.merging import ranges
-from longread.plan.doctor.nvml import Nvml, load, read_gpus
+from longread.plan.doctor.nvml import Nvml, load, read_gpus_in_time
 from longread.plan.doctor.servers import read_servers
 from longread.plan.doctor.versions import read_versions
 from longread.plan.doctor.xid import read_kernel_log
@@ -27,7 +27,7 @@ CHECKS = (check_gpus, check_links, check_xids, check_versions, check_serving, ch
 
 def read_this_machine(storage: Sequence[Path] = (), ask_torch: bool = False, nvml: Nvml | None = None) -> Facts:
     """``storage``: folders that matter. ``nvml``: a stand-in for the driver's library."""
-    gpus, topology, unread, about = read_gpus(load() if nvml is None else nvml)
+    gpus, topology, unread, about = read_gpus_in_time(load() if nvml is None else nvml)
     xids, why = read_kernel_log()
     return Facts(
         gpus=gpus,

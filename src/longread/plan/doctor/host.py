@@ -6,7 +6,6 @@ test can bring its own machine.
 
 import os
 import platform
-import resource
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,7 +25,7 @@ def read_host(storage: Sequence[Path] = (), root: Path = Path("/")) -> HostFacts
     memory = _meminfo(proc / "meminfo")
     flags, model = _cpu(proc / "cpuinfo")
     shm_total, shm_free = _room(root / "dev" / "shm")
-    nofile, nofile_hard = _limit(resource.RLIMIT_NOFILE)
+    nofile, nofile_hard = _limit("RLIMIT_NOFILE")
     limited = machine.limited_by != "the machine"
     unread = {}
     if shm_total is None:
@@ -53,8 +52,8 @@ def read_host(storage: Sequence[Path] = (), root: Path = Path("/")) -> HostFacts
         else None,
         nofile=nofile,
         nofile_hard=nofile_hard,
-        memlock=_limit(resource.RLIMIT_MEMLOCK)[0],
-        core=_limit(resource.RLIMIT_CORE)[0],
+        memlock=_limit("RLIMIT_MEMLOCK")[0],
+        core=_limit("RLIMIT_CORE")[0],
         container=_container(root),
         cgroup_memory=machine.total_bytes if limited else None,
         cgroup_memory_used=machine.total_bytes - machine.available_bytes if limited else None,
@@ -107,8 +106,15 @@ def _cpu(file: Path) -> tuple[frozenset[str] | None, str | None]:
     return flags, model
 
 
-def _limit(which: int) -> tuple[int, int]:
-    """Soft and hard; -1 for unlimited."""
+def _limit(name: str) -> tuple[int | None, int | None]:
+    """Soft and hard; -1 for unlimited, None where the system has no such limits."""
+    try:
+        import resource
+    except ImportError:
+        return None, None
+    which = getattr(resource, name, None)
+    if which is None:
+        return None, None
     soft, hard = resource.getrlimit(which)
     return (
         UNLIMITED if soft == resource.RLIM_INFINITY else soft,

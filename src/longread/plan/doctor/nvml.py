@@ -9,11 +9,15 @@ binding, by a stray comma; the NUMA id in NVML is that of GPU memory on coherent
 """
 
 import ctypes
+import threading
 from pathlib import Path
 from typing import Any, Protocol
 
 from longread.plan.doctor.facts import Fabric, FabricState, GpuFacts, NvLink, RowRemapping, Topology
+from longread.spec.errors import LongreadError
 
+HANGS = "the driver did not answer within"
+ANSWER_SECONDS = 30  # without persistence mode eight GPUs take some of it
 LINKS_ASKED_AT_MOST = 36
 PEER_READ = 0
 FABRIC_STATES: dict[int, FabricState] = {0: "not supported", 1: "not started", 2: "in progress", 3: "completed"}
@@ -127,9 +131,26 @@ def load() -> Nvml:
     return pynvml
 
 
-def read_gpus(
-    nvml: Nvml, devices: Path = Path("/sys/bus/pci/devices")
-) -> tuple[tuple[GpuFacts, ...] | None, Topology | None, dict[str, str], dict[str, Any]]:
+Read = tuple[tuple[GpuFacts, ...] | None, Topology | None, dict[str, str], dict[str, Any]]
+
+
+def read_gpus_in_time(nvml: Nvml, seconds: float = ANSWER_SECONDS) -> Read:
+    """``read_gpus``, given up after ``seconds``: a lost GPU can make every call of the driver wait for ever.
+
+    The thread that waits is left behind as a daemon: a call into the driver cannot be ended from outside.
+    """
+    answer: list[Read] = []
+    thread = threading.Thread(target=lambda: answer.append(read_gpus(nvml)), name="nvml", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if answer:
+        return answer[0]
+    if thread.is_alive():
+        return None, None, {"gpus": f"{HANGS} {seconds:g} s"}, {}
+    raise LongreadError("reading the driver failed; the error is above")
+
+
+def read_gpus(nvml: Nvml, devices: Path = Path("/sys/bus/pci/devices")) -> Read:
     """Look now. Returns GPUs, their topology, reasons for what could not be read, and ``driver``/``cuda_driver``.
 
     ``devices``: sysfs's PCI devices, for the NUMA node of each GPU.
@@ -383,8 +404,11 @@ def _numa_node(ask: Asked, bus: str | None, devices: Path) -> int | None:
         return None
     try:
         node = int((devices / bus / "numa_node").read_text(encoding="ascii"))
-    except (OSError, ValueError) as error:
-        ask.unread["numa_node"] = f"sysfs does not say: {error}"
+    except OSError as error:
+        ask.unread["numa_node"] = f"sysfs does not say: {error.strerror}"
+        return None
+    except ValueError:
+        ask.unread["numa_node"] = "sysfs does not say a number"
         return None
     if node < 0:
         ask.unread["numa_node"] = "the firmware or the virtual machine does not say"
