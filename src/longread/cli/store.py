@@ -114,7 +114,12 @@ def ls(args: argparse.Namespace) -> int:
             for each in store.models()
         ]
         stats = store.stats()
-    totals = {"records": stats.records, "bytes": stats.live_bytes, "file_bytes": stats.file_bytes}
+    totals = {
+        "records": stats.records,
+        "bytes": stats.live_bytes,
+        "file_bytes": stats.file_bytes,
+        "document_bytes": stats.document_bytes,
+    }
     if args.json:
         return _json({"documents": documents, "models": models, "total": totals})
     from rich.console import Console
@@ -134,7 +139,8 @@ def ls(args: argparse.Namespace) -> int:
             Text(f"{_plain(model['label'])} {model['dtype']}: {model['records']:,} records, {_size(model['bytes'])}")
         )
     console.print(
-        f"{len(documents)} documents; {_size(stats.live_bytes)} of records in {_size(stats.file_bytes)} of files"
+        f"{len(documents)} documents, {_size(stats.document_bytes)} of texts and ids; {_size(stats.live_bytes)} of "
+        f"records in {_size(stats.file_bytes)} of files"
     )
     return 0
 
@@ -209,12 +215,12 @@ def collect(args: argparse.Namespace) -> int:
         done = store.gc(limit)
     if args.json:
         _json({name: getattr(done, name) for name in type(done).__slots__})
-        return 1 if done.file_bytes > limit else 0
+        return 1 if done.counted_bytes > limit else 0
     print(
-        f"{_size(done.freed_bytes)} given back, {_size(done.file_bytes)} left; {done.evicted:,} records evicted, "
-        f"{done.unreachable:,} unreachable, {done.corrupt:,} damaged"
+        f"{_size(done.freed_bytes)} given back, {_size(done.counted_bytes)} left; {done.evicted:,} records evicted, "
+        f"{done.documents:,} documents forgotten, {done.unreachable:,} unreachable, {done.corrupt:,} damaged"
     )
-    if done.file_bytes > limit:
+    if done.counted_bytes > limit:
         print(f"more than {_size(limit)}: the rest is pinned, or a running server is writing to it", file=sys.stderr)
         return 1
     return 0

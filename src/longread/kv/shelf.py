@@ -33,7 +33,7 @@ class DiskShelf:
 
     def get(self, document_id: str) -> Document | None:
         found = self._store.document(document_id, content=False, any_model=True)
-        return _shown(found) if found is not None else None
+        return self._looked_at(found) if found is not None else None
 
     def text(self, document_id: str) -> str | None:
         if self._store.document(document_id, content=False, any_model=True) is None:
@@ -44,6 +44,7 @@ class DiskShelf:
             found = self._store.document(document_id, any_model=True)
             text = found.text if found is not None else None
         if text is not None:
+            self._store.use_document(document_id)
             self._keep(document_id, text)
         return text
 
@@ -83,13 +84,17 @@ class DiskShelf:
         entered = self._store.document(info.id, content=False)
         if entered is None:  # removed by another process in between
             raise StoreError(f"{self._store.path}: document {info.id} was removed while it was entered")
-        return _shown(entered)
+        return self._looked_at(entered)
 
     def list(self) -> list[Document]:
-        return [_shown(info) for info in self._store.documents()]
+        listed, whole = self._store.documents(), self._store.whole_documents()
+        return [_shown(info, (info.id, info.root) in whole) for info in listed]
 
     def remove(self, document_id: str) -> bool:
         return self._store.remove(document_id, any_model=True)
+
+    def _looked_at(self, info: DocumentInfo) -> Document:
+        return _shown(info, self._store.document_state(info).whole)
 
 
 class LateShelf:
@@ -129,7 +134,7 @@ class LateShelf:
         return self._shelf
 
 
-def _shown(info: DocumentInfo) -> Document:
+def _shown(info: DocumentInfo, whole: bool) -> Document:
     return Document(
         id=info.id,
         name=info.name,
@@ -139,4 +144,5 @@ def _shown(info: DocumentInfo) -> Document:
         created=info.created,
         last_used=info.used,
         pinned=info.pinned,
+        whole=whole,
     )

@@ -102,11 +102,11 @@ async def remove(request: Request) -> Response:
 
 
 def document_json(document: Document) -> Json:
-    """A stored document."""
+    """A stored document. "incomplete": its text is here, of its state some was evicted or damaged."""
     return {
         "id": document.id,
         "object": "longread.document",
-        "status": "ready",
+        "status": "ready" if document.whole else "incomplete",
         "name": document.name,
         "model": document.model,
         "bytes": document.size,

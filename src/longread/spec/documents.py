@@ -33,7 +33,8 @@ def document_id(key: bytes) -> str:
 @dataclass(frozen=True, slots=True)
 class Document:
     """One stored document. ``size``: bytes of its text; ``tokens``: of the prompt prefix that was read. ``model`` is
-    the label of the model and cache format that it was read with. Times are seconds since the epoch.
+    the label of the model and cache format that it was read with. Times are seconds since the epoch. ``whole``: all of
+    its state is kept; if not, what is missing is computed again by the next request that names it.
     """
 
     id: str
@@ -44,6 +45,7 @@ class Document:
     created: float
     last_used: float
     pinned: bool
+    whole: bool = True
 
 
 class DocumentShelf(Protocol):

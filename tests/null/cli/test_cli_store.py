@@ -71,9 +71,18 @@ def test_pin_unpin_gc_rm(folder: Path, capsys: Capture) -> None:
     assert as_json(capsys, folder, "rm", "doc-aa11")["removed"] == ["doc-aa11"]
     assert as_json(capsys, folder, "rm", "doc-bb33", "--model", "other bfloat16")["freed_bytes"] > 0
     left = as_json(capsys, folder, "ls")
-    assert [each["id"] for each in left["documents"]] == ["doc-aa22"]
-    assert "incomplete" in run(capsys, folder, "ls")
-    assert left["total"]["file_bytes"] == 0
+    assert left["documents"] == []  # what was neither whole nor pinned went with the rest
+    assert left["total"]["file_bytes"] == left["total"]["document_bytes"] == 0
+
+
+def test_ls_tells_what_is_incomplete_and_what_texts_take(folder: Path, capsys: Capture) -> None:
+    total = as_json(capsys, folder, "ls")["total"]
+    assert total["document_bytes"] > 3 * 256
+    done = as_json(capsys, folder, "gc", "--store-size", str(total["file_bytes"] + total["document_bytes"] - 1))
+    assert done["evicted"] and not done["documents"]
+    assert not all(each["whole"] for each in as_json(capsys, folder, "ls")["documents"])
+    shown = run(capsys, folder, "ls")
+    assert "incomplete" in shown and "of texts and ids" in shown
 
 
 def test_export_and_import(folder: Path, tmp_path: Path, capsys: Capture) -> None:

@@ -5,6 +5,7 @@ import random
 import sqlite3
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -195,7 +196,7 @@ def test_the_chains_used_last_stay(tmp_path: Path) -> None:
 
 
 def test_pinned_documents_stay_and_a_full_store_refuses(tmp_path: Path) -> None:
-    store = DiskStore.open(tmp_path, SMALL, max_bytes=46_000)
+    store = DiskStore.open(tmp_path, SMALL, max_bytes=66_000)
     chains = [chain_of([first, *range(2000)]) for first in range(4)]
     assert store.write(chains[0][:-1]) > 0
     store.write(chains[0], document=named(chains[0], pinned=True))
@@ -214,11 +215,90 @@ def test_pinned_documents_stay_and_a_full_store_refuses(tmp_path: Path) -> None:
     assert all(all_there(store, chain) for chain in (chains[0], chains[2], chains[3]))
     assert store.unpin("doc-third")
     assert not store.unpin("doc-fourth")
-    store.gc(29_000)
+    store.gc(45_000)
     assert store.get("page", chains[2][0].key) is None
     assert all_there(store, chains[0] + chains[3])
     assert store.verify().broken_documents == ["doc-third"]
+    assert store.gc(29_000).documents == 1  # nothing else is left to go
+    assert {each.id for each in store.documents()} == {"doc-novel", "doc-second"}
+    assert all_there(store, chains[0] + chains[3])
     store.close()
+
+
+def lone(number: int, size: int = 4000, **fields: object) -> DocumentInfo:
+    """Without any record: its state was evicted long ago."""
+    text = "".join(random.Random(number).choices("abcdefghijklmnop", k=size))
+    records = chain_of([number, *range(700)])
+    return replace(named(records, f"{number}", text_bytes=size, text=text), **fields)  # type: ignore[arg-type]
+
+
+def test_texts_count_against_the_limit_and_go_by_age(tmp_path: Path) -> None:
+    """Those without state that were named longest ago; a pin, a text named lately and one with state stay."""
+    with closing(DiskStore.open(tmp_path, SMALL, max_bytes=60_000)) as store:
+        kept = chain_of([1, *range(1500)])
+        store.write(kept, document=named(kept, "kept"))
+        store.write([], document=lone(0, pinned=True))
+        for number in range(1, 12):
+            store.write([], document=lone(number))
+            store.use_document("doc-1")
+            store.touch([record.key for record in kept])
+        for number in range(12, 60):
+            store.use_document("doc-1")
+            store.touch([record.key for record in kept])
+            store.write([], document=lone(number))
+            stats = store.stats()
+            assert stats.file_bytes + stats.document_bytes <= 60_000
+        left = {each.id for each in store.documents()}
+        assert {"doc-kept", "doc-0", "doc-1", "doc-59"} <= left and "doc-2" not in left and 10 < len(left) < 30
+        assert all_there(store, kept) and store.document("doc-1") is not None
+        with pytest.raises(StoreFullError):
+            store.write([], document=lone(99, 70_000))
+        assert {each.id for each in store.documents()} == left  # which is known before anything goes
+        assert store.gc(0).documents == len(left) - 1
+        assert [each.id for each in store.documents()] == ["doc-0"]
+
+
+def test_texts_below_a_page_go_by_age_too(tmp_path: Path) -> None:
+    """They have no state that could go before them."""
+    with closing(DiskStore.open(tmp_path, SMALL, max_bytes=60_000)) as store:
+        for number in range(200):
+            store.write([], document=lone(number, 300, tokens=50, token_ids=bytes(200)))
+        left = {each.id for each in store.documents()}
+        assert "doc-199" in left and "doc-0" not in left and 60 < len(left) < 150
+
+
+def test_a_new_text_costs_the_state_used_longest_ago_not_its_own(tmp_path: Path) -> None:
+    with closing(DiskStore.open(tmp_path, SMALL, max_bytes=60_000)) as store:
+        chains = [chain_of([number, *range(1000)]) for number in range(6)]
+        for number, chain in enumerate(chains):
+            store.write(chain)
+            store.write([], document=named(chain, f"{number}", text="x" * 9000, text_bytes=9000))
+            assert store.document_state(store.document(f"doc-{number}")).whole  # type: ignore[arg-type]
+        assert not store.document_state(store.documents()[-1]).whole
+
+
+@pytest.mark.parametrize("rings", [True, False])
+def test_what_is_whole_is_told_alike_of_one_and_of_all(tmp_path: Path, rings: bool) -> None:
+    layout = SMALL if rings else replace(SMALL, ring_bytes=0)
+    with closing(DiskStore.open(tmp_path, layout, max_bytes=BIG)) as store:
+        shared = [*range(600)]
+        texts = [[*shared, *range(number * 300)] for number in range(4)] + [[*range(100)], [*range(512)]]
+        for number, ids in enumerate(texts):
+            records = chain_of(ids, layout, rings=rings)
+            store.write(records if len(ids) > 255 else [], document=named(records, f"{number}"))
+        infos, seen = store.documents(), set()
+        rows = store._catalogue.query("SELECT id FROM records")
+        assert len(store.whole_documents()) == 6
+        for (number,) in rows:
+            with store._catalogue.transaction() as write:
+                row = write.execute("SELECT * FROM records WHERE id = ?", (number,)).fetchone()
+                write.execute("DELETE FROM records WHERE id = ?", (number,))
+            whole = {(info.id, info.root) for info in infos if store.document_state(info).whole}
+            assert store.whole_documents() == whole
+            seen.add(len(whole))
+            with store._catalogue.transaction() as write:
+                write.execute(f"INSERT INTO records VALUES ({','.join('?' * len(row))})", row)
+        assert {1, 5} <= seen
 
 
 def test_documents_are_listed_and_removed_with_what_is_theirs_alone(store: DiskStore) -> None:

@@ -1,5 +1,6 @@
 """Documents over the disk store: what comes back, under which id, and from whom."""
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -157,3 +158,33 @@ def test_a_document_below_a_page_is_whole_without_records(tmp_path, layout):
     other = opened(tmp_path / "other", layout)
     assert other.import_(file).id == short and DiskShelf(other).text(short) == TEXT
     other.close()
+
+
+def test_a_document_tells_whether_its_state_is_here(tmp_path):
+    store = opened(tmp_path)
+    shelf, records = DiskShelf(store), chain_of(IDS)
+    store.write(records)
+    document = shelf.add(TEXT, name="a", tokens=IDS, pinned=False)
+    assert document.whole and shelf.list() == [document]
+    for record in records:
+        into = bytearray(len(record.payload))
+        assert store.fetch(record.kind, record.key, memoryview(into)) == "whole"
+        with store._catalogue.transaction() as write:
+            write.execute("DELETE FROM records WHERE key = ? AND (kind = 2) = ?", (record.key, record.kind == "ring"))
+        assert not shelf.get(document.id).whole and not shelf.list()[0].whole
+        store.write(records)
+        assert shelf.get(document.id).whole and shelf.list()[0].whole
+    store.close()
+
+
+def test_a_text_that_is_asked_for_is_used(tmp_path):
+    store = opened(tmp_path)
+    shelf = DiskShelf(store)
+    document = shelf.add(TEXT, name="a", tokens=IDS, pinned=False)
+    with store._catalogue.transaction() as write:
+        write.execute("UPDATE documents SET used = 5.0")
+    assert shelf.get(document.id).last_used == 5.0
+    assert shelf.text(document.id) == TEXT
+    store.close()
+    with contextlib.closing(opened(tmp_path)) as again:
+        assert again.document(document.id).used > 5.0

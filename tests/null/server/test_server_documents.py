@@ -51,6 +51,18 @@ def part(document_id: str) -> dict[str, str]:
     return {"type": "document", "document_id": document_id}
 
 
+def test_a_document_whose_state_was_evicted_is_incomplete(server, shelf):
+    key = post(server, text="Clause 7. " * 300).json()["id"]
+    document, kept = shelf._kept[key]
+    for whole, status in ((False, "incomplete"), (True, "ready")):
+        shelf._kept[key] = replace(document, whole=whole), kept
+        one = httpx.get(f"{server.url}{ROUTE}/{key}").json()
+        listed = next(each for each in httpx.get(server.url + ROUTE).json()["data"] if each["id"] == key)
+        assert one["status"] == listed["status"] == status
+        assert ask(server, part(key), text("Why?")).status_code == 200
+    shelf.remove(key)
+
+
 def text(value: str) -> dict[str, str]:
     return {"type": "text", "text": value}
 

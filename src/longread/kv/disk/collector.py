@@ -14,7 +14,7 @@ from pathlib import Path
 
 from longread.kv.disk import documents
 from longread.kv.disk.catalogue import Catalogue, Row, agrees, damaged, delete, enter_segments
-from longread.kv.disk.eviction import NODE_TYPES, Node, leading_to, unreachable, victims
+from longread.kv.disk.eviction import DOCUMENT, NODE_TYPES, Node, leading_to, unreachable, victims
 from longread.kv.disk.segments import (
     Place,
     SegmentReader,
@@ -34,12 +34,14 @@ class Collected:
     """What one collection did."""
 
     evicted: int = 0
+    documents: int = 0  # forgotten: their state was gone
     evicted_bytes: int = 0
     unreachable: int = 0
     corrupt: int = 0
     segments_deleted: int = 0
     freed_bytes: int = 0
     file_bytes: int = 0  # of all segments afterwards
+    counted_bytes: int = 0  # with the documents' texts and ids
 
 
 class Collector:
@@ -75,7 +77,8 @@ class Collector:
         return freed
 
     def collect(self, limit: int, room: int, ends: Sequence[bytes]) -> Collected:
-        """Evict and compact until all segments together leave ``room`` bytes below ``limit``, as far as it goes.
+        """Evict and compact until segments and documents together leave ``room`` bytes below ``limit``, as far as it
+        goes. A document whose state is gone goes itself in its turn, by when it was last asked for.
 
         Pinned documents stay, and so do the chains that lead to ``ends``.
         """
@@ -90,22 +93,29 @@ class Collector:
                     self._compact(goal, done)
                     break
             self._compact(goal, done)
-            if self.file_bytes() <= goal:
+            if self.counted_bytes() <= goal:
                 break
         done.file_bytes = self.file_bytes()
+        done.counted_bytes = self.counted_bytes()
         return done
 
     def file_bytes(self) -> int:
         """Bytes of all segments, as committed."""
         return int(self.catalogue.query("SELECT coalesce(sum(bytes), 0) FROM segments")[0][0])
 
+    def counted_bytes(self) -> int:
+        """What the limit is for: all segments, and the documents' texts and ids."""
+        return self.file_bytes() + documents.bytes_stored(self.catalogue)[1]
+
     def nodes(self) -> list[Node]:
         sql = "SELECT id, kind, key, parent, depth, size, used FROM records"
         return [Node(*row) for row in self.catalogue.query(sql, (), NODE_TYPES)]
 
     def _live_bytes(self) -> tuple[int, int]:
-        """Bytes of indexed records, and dead bytes that cannot be had because somebody still writes there."""
-        live = stuck = 0
+        """Bytes of indexed records and documents, and dead bytes that cannot be had because somebody still writes
+        there.
+        """
+        live, stuck = documents.bytes_stored(self.catalogue)[1], 0
         for name, size, used in self._segments():
             live += used
             if size > used:
@@ -135,16 +145,19 @@ class Collector:
     def _evict(self, excess: int, ends: Sequence[bytes], done: Collected) -> bool:
         nodes = self.nodes()
         keep = documents.pinned_keys(self.catalogue) | leading_to(nodes, ends)
-        chosen = victims(nodes, keep, excess)
+        chosen = victims([*nodes, *documents.forgettable(self.catalogue)], keep, excess)
+        records = [node for node in chosen if node.kind != DOCUMENT]
         if chosen:
             with self.catalogue.transaction() as write:
-                delete(write, [node.id for node in chosen])
-            done.evicted += len(chosen)
-            done.evicted_bytes += sum(node.size for node in chosen)
+                delete(write, [node.id for node in records])
+                documents.forget(write, [node.id for node in chosen if node.kind == DOCUMENT])
+            done.evicted += len(records)
+            done.evicted_bytes += sum(node.size for node in records)
+            done.documents += len(chosen) - len(records)
         return bool(chosen)
 
     def _compact(self, goal: int, done: Collected) -> None:
-        total = self.file_bytes()
+        total = self.counted_bytes()
         segments = sorted(self._segments(), key=lambda each: each[2] / max(each[1], 1))
         small = {name for name, size, _ in segments if size < self.writer.segment_bytes // 4}
         if len(small) <= 8:

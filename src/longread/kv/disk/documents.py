@@ -6,17 +6,22 @@ Knows the documents table and how a chain hangs together. Must not know segment 
 import sqlite3
 import time
 import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import xxhash
 
 from longread.kv.disk.catalogue import Catalogue, Types
+from longread.kv.disk.eviction import DOCUMENT, Node
 from longread.kv.disk.format import RUN_BYTES_MAX
 from longread.kv.records import DocumentInfo, chain_key
 from longread.spec.errors import DocumentFileError, StoreError
 from longread.spec.state import PAGE_TOKENS
 
 _DIGEST_BYTES = 16
+ROW_BYTES = 256  # of a document's row beside its text and ids
+# What a row counts for against the store's limit: SQLite knows a blob's length without reading it.
+_SIZE = f"{ROW_BYTES} + coalesce(length(d.token_ids), 0) + coalesce(length(d.text), 0)"
 YEAR_10000 = 253_402_300_800.0  # seconds since 1970
 # From a tail (or any key) back to the first page: every run is found under its key, pages by the parent of the next.
 _CHAIN = """
@@ -203,6 +208,56 @@ def state(catalogue: Catalogue, document: DocumentInfo, with_rings: bool) -> Doc
     chained = bool(depths) and depths == set(range(1, max(depths) + 1)) and (ring or not with_rings)
     whole = chained or document.tokens < PAGE_TOKENS
     return DocumentState(whole, len(depths), sum(1 for row in rows if row[2] == 2), sum(size for _, _, _, size in rows))
+
+
+def bytes_stored(catalogue: Catalogue) -> tuple[int, int]:
+    """How many documents there are, and the bytes of their texts and ids in the index."""
+    rows = catalogue.query(f"SELECT count(*), coalesce(sum({_SIZE}), 0) FROM documents d", (), (int, int))
+    return rows[0][0], rows[0][1]
+
+
+def most_bytes(document: DocumentInfo) -> int:
+    """What entering it takes at most."""
+    return ROW_BYTES + document.text_bytes + len(document.token_ids)
+
+
+def forgettable(catalogue: Catalogue) -> list[Node]:
+    """Documents that may go: neither pinned nor whole, or below a page, whose state was never kept. As nodes that stand
+    among the records, since by their age it is decided what goes first.
+    """
+    sql = f"""
+    SELECT d.rowid, {_SIZE}, d.used FROM documents d JOIN roots o ON o.id = d.root WHERE NOT d.pinned AND (
+        d.tokens < ? OR NOT EXISTS (SELECT 1 FROM records r WHERE r.key = d.tail AND r.kind <> 2)
+        OR (o.ring_bytes > 0 AND NOT EXISTS (SELECT 1 FROM records g WHERE g.key = d.tail AND g.kind = 2)))"""
+    return [
+        Node(number, DOCUMENT, b"document %d" % number, b"", 0, size, int(_moment(used) * 1e6))
+        for number, size, used in catalogue.query(sql, (PAGE_TOKENS,), (int, int, float))
+    ]
+
+
+def forget(write: sqlite3.Connection, numbers: Sequence[int]) -> None:
+    """Take documents out by the numbers of their nodes, inside a transaction."""
+    write.executemany("DELETE FROM documents WHERE rowid = ?", [(number,) for number in numbers])
+
+
+def touch(write: sqlite3.Connection, used: Mapping[str, float]) -> None:
+    """Note when documents were asked for by their ids. Inside a transaction."""
+    rows = [(moment, ident, moment) for ident, moment in used.items()]
+    write.executemany("UPDATE documents SET used = ? WHERE id = ? AND used < ?", rows)
+
+
+def whole_ones(catalogue: Catalogue) -> set[tuple[str, bytes]]:
+    """Ids and cache roots of all documents that are ``whole`` as ``state`` has it, in one pass over their chains."""
+    sql = """
+    WITH RECURSIVE chain (document, key, parent, depth) AS (
+        SELECT d.rowid, r.key, r.parent, r.depth FROM documents d JOIN records r ON r.key = d.tail AND r.kind <> 2
+        UNION ALL
+        SELECT c.document, r.key, r.parent, r.depth FROM records r JOIN chain c ON r.key = c.parent AND r.kind = 0
+        AND r.depth = c.depth - 1)
+    SELECT d.id, o.root FROM documents d JOIN roots o ON o.id = d.root WHERE d.tokens < ? OR (
+        1 = (SELECT min(c.depth) FROM chain c WHERE c.document = d.rowid) AND (o.ring_bytes = 0
+            OR EXISTS (SELECT 1 FROM records g WHERE g.key = d.tail AND g.kind = 2)))"""
+    return {(row[0], row[1]) for row in catalogue.query(sql, (PAGE_TOKENS,), (str, bytes))}
 
 
 def _info(row: tuple, used: int | None) -> DocumentInfo:

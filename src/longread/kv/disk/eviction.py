@@ -1,4 +1,5 @@
-"""Which records go when a store is over its limit: the chains used longest ago, each from its deepest page up.
+"""What goes when a store is over its limit: the chains used longest ago, each from its deepest page up, then the texts
+of documents whose chains are gone.
 
 Knows identities, ages and sizes only.
 """
@@ -8,10 +9,11 @@ from typing import NamedTuple
 
 RING = 2
 PAGE = 0
+DOCUMENT = 3  # no record, but the text of one whose state is gone
 
 
 class Node(NamedTuple):
-    """One record of the index. ``kind`` as in records.KINDS; ``used`` in microseconds."""
+    """One record of the index, or a document. ``kind`` as in records.KINDS, or DOCUMENT; ``used`` in microseconds."""
 
     id: int
     kind: int

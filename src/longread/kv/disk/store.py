@@ -12,6 +12,7 @@ rest waits for the disk and belongs on a background thread. Not usable across a 
 
 import os
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -51,13 +52,15 @@ TOUCH_SECONDS = 10.0  # how long a use may stay in memory before it is written d
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """``live_bytes``: of all records; ``file_bytes``: of the segments they lie in, which the limit is for. The index
-    comes on top (about 1.5 KB a page).
+    """``live_bytes``: of all records; ``file_bytes``: of the segments they lie in; ``document_bytes``: of the texts and
+    ids of documents, in the index. The limit is for the last two together; the rest of the index comes on top (about
+    1.5 KB a page).
     """
 
     records: dict[Kind, int]
     live_bytes: int
     file_bytes: int
+    document_bytes: int
     segments: int
     corrupt: int
 
@@ -89,6 +92,7 @@ class DiskStore:
         self._collector = Collector(path / SEGMENTS, self._catalogue, self._segments, self._writer)
         self._write_lock = threading.RLock()
         self._touched: dict[tuple[bytes, bool], int] = {}  # key, and whether its ring is meant
+        self._named: dict[str, float] = {}  # documents that were asked for by id
         self._flushed = index.now()
         self._touch_lock = threading.Lock()
         self._closed = False
@@ -241,7 +245,9 @@ class DiskStore:
                 _check(record, layout)
             if not fresh and document is None:
                 return 0
-            self._make_room(sum(record_size(record) for record in fresh), _ends(records, document))
+            room = sum(record_size(record) for record in fresh)
+            room += documents.most_bytes(document) if document is not None else 0
+            self._make_room(room, _ends(records, document))
             return self._commit(fresh, layout, self._root, document)
 
     def touch(self, keys: Sequence[bytes]) -> None:
@@ -266,10 +272,20 @@ class DiskStore:
         """
         return documents.found(self._catalogue, ident, -1 if any_model else self._root, content)
 
+    def use_document(self, ident: str) -> None:
+        """It was asked for by its id now. Kept in memory at first."""
+        if not self.read_only:
+            with self._touch_lock:
+                self._named[ident] = time.time()
+
     def document_state(self, document: DocumentInfo) -> DocumentState:
         """Whether all of a listed document is there, and how much that is."""
         layouts = {layout.root: layout for layout in self._catalogue.layouts().values()}
         return documents.state(self._catalogue, document, bool(layouts[document.root].ring_bytes))
+
+    def whole_documents(self) -> set[tuple[str, bytes]]:
+        """Ids and cache roots of the documents that are all there."""
+        return documents.whole_ones(self._catalogue)
 
     def pin(self, ident: str) -> bool:
         """Keep a document from eviction. False: there is none of that id. So for ``unpin`` and ``remove``."""
@@ -305,7 +321,8 @@ class DiskStore:
         rows = self._catalogue.query("SELECT kind, count(*), sum(size) FROM records GROUP BY kind")
         counts = {KINDS[kind]: int(number) for kind, number, _ in rows}
         files = self._catalogue.query("SELECT count(*), coalesce(sum(bytes), 0) FROM segments")[0]
-        return StoreStats(counts, sum(int(size) for _, _, size in rows), int(files[1]), int(files[0]), self.corrupt)
+        live, texts = sum(int(size) for _, _, size in rows), documents.bytes_stored(self._catalogue)[1]
+        return StoreStats(counts, live, int(files[1]), texts, int(files[0]), self.corrupt)
 
     def models(self) -> list[ModelStats]:
         """The models and formats that have records here."""
@@ -371,11 +388,11 @@ class DiskStore:
                 f"(--store-size)"
             )
         for _ in range(ATTEMPTS):  # what comes free here another process may fill meanwhile
-            if self._collector.file_bytes() + room <= self.max_bytes:
+            if self._collector.counted_bytes() + room <= self.max_bytes:
                 return
             with _locked(self.path / COLLECT_LOCK):
                 done = self._collect(self.max_bytes, room, ends)
-            left = done.file_bytes
+            left = done.counted_bytes
             if left + room <= self.max_bytes:
                 return
         raise StoreFullError(
@@ -449,13 +466,15 @@ class DiskStore:
         self._flushed = index.now()
         with self._touch_lock:
             touched, self._touched = self._touched, {}
-        if not touched:
+            named, self._named = self._named, {}
+        if not touched and not named:
             return
         with self._catalogue.transaction() as write:
             write.executemany(
                 "UPDATE records SET used = ? WHERE key = ? AND (kind = 2) = ? AND used < ?",
                 [(used, key, ring, used) for (key, ring), used in touched.items()],
             )
+            documents.touch(write, named)
 
 
 def _ends(records: Sequence[Record], document: DocumentInfo | None) -> list[bytes]:
