@@ -1,6 +1,7 @@
 """A read that fails: damage loses the record, a shortage of the system's loses nothing."""
 
 import os
+from contextlib import closing
 from errno import EACCES, EINTR, EIO, EMFILE, ENFILE, ENOMEM
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from recordmaker import SMALL, chain_of
 
 from longread.kv.disk import segments
+from longread.kv.disk import store as store_module
 from longread.kv.disk.store import DiskStore
 from longread.kv.records import DocumentInfo
 from longread.spec.errors import StoreError
@@ -65,3 +67,33 @@ def test_a_disk_that_cannot_read_is_damage(store: DiskStore, monkeypatch: pytest
     assert not any(read(store))
     assert store.write(RECORDS) > 0
     assert all(read(store))
+
+
+def test_space_of_deleted_segments_is_given_back_by_who_has_them_open(tmp_path: Path, monkeypatch) -> None:
+    """At the next use that is written down, not while a read is under way."""
+
+    def held() -> list[str]:
+        files = [Path("/proc/self/fd") / name for name in os.listdir("/proc/self/fd")]
+        links = [os.readlink(file) for file in files if file.is_symlink()]
+        return [link for link in links if str(tmp_path) in link and link.endswith(".seg (deleted)")]
+
+    with closing(DiskStore.open(tmp_path, SMALL, max_bytes=2**30)) as one:
+        with closing(DiskStore.open(tmp_path, SMALL, max_bytes=2**30)) as other:
+            other.write(RECORDS)
+            for record in RECORDS:
+                assert one.read(record.kind, record.key, memoryview(bytearray(len(record.payload))))
+            other.gc(0)
+        assert len(held()) == 1
+        with one._segments._file(held()[0].split("/")[-1].removesuffix(" (deleted)")):
+            one.gc()
+            assert len(held()) == 1
+        assert not held()
+        one.write(RECORDS)
+        monkeypatch.setattr(store_module, "TOUCH_SECONDS", -1)
+        one.read(RECORDS[0].kind, RECORDS[0].key, memoryview(bytearray(len(RECORDS[0].payload))))
+        with closing(DiskStore.open(tmp_path, SMALL, max_bytes=2**30)) as other:
+            one._writer.finish()
+            other.gc(0)
+        assert len(held()) == 1
+        one.touch([RECORDS[0].key])
+        assert not held()

@@ -128,6 +128,13 @@ class SegmentReader:
             if file is not None and not self._busy.get(file):
                 os.close(file)
 
+    def let_go(self) -> None:
+        """Forget the segments that another process has deleted: while they are open here, their space is not free."""
+        with self._lock:
+            gone = [name for name, file in self._open.items() if not os.fstat(file).st_nlink]
+        for name in gone:
+            self.forget(name)
+
     def close(self) -> None:
         with self._lock:
             names = list(self._open)

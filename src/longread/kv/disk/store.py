@@ -464,6 +464,7 @@ class DiskStore:
 
     def _flush(self) -> None:
         self._flushed = index.now()
+        self._segments.let_go()
         with self._touch_lock:
             touched, self._touched = self._touched, {}
             named, self._named = self._named, {}
