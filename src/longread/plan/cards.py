@@ -62,7 +62,7 @@ def parse_hardware(text: str) -> Hardware:
     if not text:
         raise ConfigError(f"no hardware given; write 8xH20-96, a TOML file, or one of {', '.join(card_names())}")
     if text.lower().endswith(".toml") or (("/" in text or os.sep in text) and "@" not in text):
-        return read_machine(Path(text).expanduser(), card)
+        return read_machine(Path(text), card)
     shown = text if len(text) <= 80 else text[:77] + "..."
     machine, at, rate = text.partition("@")
     counts, name = _counts(machine, shown)

@@ -13,7 +13,6 @@ A machine file::
 
 import difflib
 import json
-import math
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
@@ -25,6 +24,7 @@ from longread.spec.errors import ConfigError
 from longread.spec.hardware import Architecture, Card, Figure, Hardware, Mark, Rate
 
 FILE_BYTES = 2**20
+LEAST, MOST = 1e-9, 1e30  # of a figure's value, in whatever unit
 NODES_MAX = 4096
 GPUS_MAX = 128
 BYTES = {"B": 1.0} | {f"{p}B": 1000.0**n for n, p in enumerate("KMGTP", 1)}
@@ -63,7 +63,8 @@ ABOVE_THE_SHEET = 1.3
 
 def read_machine(path: Path, find: Callable[[str], Card]) -> Hardware:
     """The machine in a file; ``find`` gives a known card by name. Raises ConfigError naming file and key."""
-    data, origin = _load(path), str(path)
+    origin = str(path) if len(str(path)) <= 200 else f"...{str(path)[-190:]}"
+    data = _load(path, origin)
     _refuse_unknown(data, ("gpus", "nodes", "card", "host", "probe"), "", origin)
     gpus = _whole(data.get("gpus", 1), "gpus", GPUS_MAX, origin)
     nodes = _whole(data.get("nodes", 1), "nodes", NODES_MAX, origin)
@@ -148,7 +149,7 @@ def read_figure(value: object, key: str, kind: str, origin: str) -> Figure:
         if part not in table:
             raise ConfigError(f"{origin}: {key}.{part} is missing; a figure is {{ {', '.join(parts)} }}")
     number, unit, source = table["value"], table["unit"], table["source"]
-    if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < math.inf:
+    if isinstance(number, bool) or not isinstance(number, int | float) or not LEAST <= number <= MOST:
         raise ConfigError(f"{origin}: {key}.value must be a number above 0, not {_shown(number)}")
     factor = UNITS[kind].get(unit) if isinstance(unit, str) else None
     if factor is None:
@@ -209,19 +210,21 @@ def _text(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _load(path: Path) -> Mapping[str, Any]:
+def _load(path: Path, origin: str) -> Mapping[str, Any]:
     try:
-        if path.is_dir():
-            raise ConfigError(f"{path} is a folder; give the TOML file that describes the machine")
-        if path.stat().st_size > FILE_BYTES:
-            raise ConfigError(f"{path}: {path.stat().st_size:,} bytes are no description of a machine")
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        place = path.expanduser()
+        if place.is_dir():
+            raise ConfigError(f"{origin} is a folder; give the TOML file that describes the machine")
+        size = place.stat().st_size
+        if size > FILE_BYTES:
+            raise ConfigError(f"{origin}: {size:,} bytes are no description of a machine")
+        return tomllib.loads(place.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; `longread probe --output {path}` measures this machine") from None
+        raise ConfigError(f"{origin}: no such file; `longread probe --output {origin}` measures this machine") from None
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path}: not a TOML file: {error}") from None
+        raise ConfigError(f"{origin}: {error.strerror or error}") from None
+    except (ValueError, RuntimeError) as error:  # not TOML, not UTF-8, nested or long without end, ~nobody
+        raise ConfigError(f"{origin}: not a TOML file: {str(error)[:200]}") from None
 
 
 def _refuse_unknown(data: Mapping[str, Any], known: Iterable[str], where: str, origin: str) -> None:
@@ -269,5 +272,10 @@ def _capability(value: object, where: str, origin: str) -> tuple[int, int] | Non
 
 
 def _shown(value: object) -> str:
-    text = repr(value) if not isinstance(value, Mapping | list) else f"a {type(value).__name__}"
+    """``value`` for a message: short, whatever the file holds."""
+    if isinstance(value, Mapping | list):
+        return f"a {'table' if isinstance(value, Mapping) else 'list'} of {len(value)}"
+    if isinstance(value, int) and abs(value) > 10**18:
+        return "an integer beyond 10^18"  # repr of a huge one is slow, and capped by Python
+    text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

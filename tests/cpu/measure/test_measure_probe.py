@@ -324,6 +324,95 @@ def test_cards_before_ampere_are_refused(gpu: Callable[..., torch.device]) -> No
         gpu_card(gpu("Tesla T4", (7, 5)), H200_RATES, "here", [])
 
 
+def once(name: str, unit: str, work: float, run: Callable[[], object], device: object, budget: float) -> Measured:
+    run()
+    return Measured(name, unit, (work,))
+
+
+def test_gpu_measurements_count_what_they_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the CPU, without events: the operations and their work are the same."""
+    monkeypatch.setattr(probe_rates, "cuda_rate", once)
+    moved = {one.name: one.value for one in probe_rates.gpu_memory(4096, CPU, 1.0)}
+    assert moved == {"copy": 8192, "copy by a kernel": 8192, "read": 4096}
+    before = torch.get_float32_matmul_precision()
+    seen: list[str] = []
+    product = probe_rates.PRODUCTS["tf32"]
+
+    def spied(a: torch.Tensor, b: torch.Tensor) -> Callable[[], object]:
+        seen.append(torch.get_float32_matmul_precision())
+        return product(a, b)
+
+    monkeypatch.setitem(probe_rates.PRODUCTS, "tf32", spied)
+    monkeypatch.setitem(probe_rates.PRODUCTS, "fp32", spied)
+    for kind in ("tf32", "fp32"):
+        assert probe_rates.gpu_matrix(kind, 64, CPU, 1.0) == Measured(f"{kind} 64^3", "FLOP/s", (2.0 * 64**3,))
+    assert seen == ["high", "highest"] and torch.get_float32_matmul_precision() == before
+    own = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *a, pin_memory=False, **k: own(*a, **k))
+    assert [one.value for one in probe_rates.host_link(4096, CPU, 1.0)] == [4096, 4096]
+
+
+def test_memory_that_is_not_there_is_no_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: object, **__: object) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
+
+    monkeypatch.setattr(torch, "randn", none)
+    for run in (lambda: probe_rates.gpu_memory(64, CPU, 1.0), lambda: probe_rates.gpu_matrix("bf16", 64, CPU, 1.0)):
+        with pytest.raises(NotHereError, match="out of memory"):
+            run()
+
+
+@pytest.fixture
+def two_gpus(gpu: Callable[..., torch.device], monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    device = gpu(smi="GPU-ab-cd, 143771, 700.00\n")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H200")
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(probe_rates, "gpu_memory", lambda *_: H200_RATES[:3])
+    monkeypatch.setattr(probe_rates, "host_link", lambda *_: H200_RATES[6:])
+    monkeypatch.setattr(probe_rates, "peers", lambda *_: PAIRS)
+
+    def matrix(kind: str, size: int, *_: object) -> Measured:
+        if kind == "int8":
+            raise NotHereError("no int8 here")
+        return Measured(f"{kind} {size}^3", "FLOP/s", (60e12,))
+
+    monkeypatch.setattr(probe_rates, "gpu_matrix", matrix)
+    return device
+
+
+def test_a_machine_of_two_gpus_survives_its_file(two_gpus: torch.device, tmp_path: Path) -> None:
+    probed = probe(two_gpus, None, Effort(), quiet)
+    path = tmp_path / "h200.toml"
+    path.write_text(machine_toml(probed.hardware, probed.evidence))
+    assert parse_hardware(str(path)) == probed.hardware
+    assert probed.hardware.label == "2xH200"
+    assert probed.hardware.card.power and probed.hardware.card.power.value == 700
+    assert set(probed.hardware.card.measured_flops) == {"fp8", "bf16", "tf32", "fp32"}
+    assert any("no int8 here" in note for note in probed.notes)
+    assert probed.evidence["device"] == "NVIDIA H200"
+
+
+def test_older_cards_are_not_asked_for_fp8(two_gpus: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    assert not [what for what, _ in probing._gpu_steps(two_gpus, Effort()) if "fp8" in what]
+
+
+def test_a_gpu_that_others_fill_is_refused(two_gpus: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (2**30, 139 * 2**30))
+    with pytest.raises(ProbeError, match=r"only 1\.0 GiB"):
+        probe(two_gpus, None, Effort(), quiet)
+
+
+def test_unequal_gpus_are_not_counted(gpu: Callable[..., torch.device], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    names = ["NVIDIA H20", "NVIDIA H20", "NVIDIA L20"]
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: SimpleNamespace(name=names[i]))
+    notes: list[str] = []
+    assert probing._equal_gpus(notes) == 2 and "only GPUs like the first" in notes[0]
+
+
 def test_units_are_readable() -> None:
     assert shown(Measured("read", "B/s", (1.5e9,))) == "read: 1.5 GB/s"
     assert shown(Measured("bf16 8192^3", "FLOP/s", (7.5612e14,))) == "bf16 8192^3: 756.1 TFLOP/s"

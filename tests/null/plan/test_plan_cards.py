@@ -5,8 +5,10 @@ import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from longread.plan import cards
+from longread.plan import cards, hardware_file
 from longread.plan.cards import card, card_names, find_card, parse_hardware
 from longread.plan.hardware_file import FIGURES, machine_toml
 from longread.plan.machine import last_level_cache
@@ -328,6 +330,11 @@ def test_a_known_card_with_one_figure_changed(tmp_path: Path) -> None:
             CARD + f"[card.measured_flops]\nbf16 = {FIGURE % 'PFLOP/s'.replace('1,', '2,')}".replace("= 1", "= 2"),
             ["2 times"],
         ),
+        (CARD.replace("value = 1,", "value = 1e308,", 1), ["card.memory.value must be"]),
+        (CARD.replace("value = 1,", f"value = 1{'0' * 400},", 1), ["card.memory.value must be", "beyond 10^18"]),
+        (f"gpus = 1{'0' * 5000}", ["not a TOML file"]),
+        ("gpus = " + "[" * 5000, ["not a TOML file"]),
+        (CARD + "aliases = 3", ["aliases is not a known key"]),
         ("[card", ["not a TOML file"]),
         ("compute = \x00", ["not a TOML file"]),
     ],
@@ -345,3 +352,42 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
     assert "bytes are no description" in refused(written(tmp_path, "#" * 2**21))
     (tmp_path / "latin.toml").write_bytes(b'card = "\xff"')
     assert "not a TOML file" in refused(str(tmp_path / "latin.toml"))
+
+
+@pytest.mark.parametrize(
+    "text", ["\0.toml", "~nobody-of-that-name/x.toml", "/" + "x" * 5000 + ".toml", "/dev/null/x.toml"]
+)
+def test_paths_that_no_system_takes(text: str) -> None:
+    assert len(refused(text)) < 700
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(max_size=40) | st.from_regex(r"[-+]?[0-9]{0,5}[x×*]?[0-9]*x?(H20|H200|B|cpu|4090)?-?[0-9]*(@.{0,8})?"))
+def test_any_text_is_a_machine_or_a_refusal(text: str) -> None:
+    try:
+        machine = parse_hardware(text)
+    except ConfigError as error:
+        assert len(str(error)) < 700
+    else:
+        assert machine.total_gpus >= 1 and machine.card.memory.value > 0
+
+
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*FIGURES, "value", "unit"]), inner),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(["memory", "flops", "name", "architecture", "base", "aliases", "compute_capability"]), JUNK)
+def test_any_value_in_a_file_is_a_machine_or_a_refusal(key: str, junk: object) -> None:
+    document = {"gpus": 1, "card": {"base": "H200", key: junk}}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hardware_file, "_load", lambda path, origin: document)
+        try:
+            machine = parse_hardware("any.toml")
+        except ConfigError as error:
+            assert len(str(error)) < 700
+        else:
+            assert machine.card.memory.value > 0
