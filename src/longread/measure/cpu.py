@@ -14,6 +14,7 @@ from rich.table import Table
 
 from longread.measure.result import Figure, Report, command_line, this_commit, this_machine
 from longread.measure.worker import Task
+from longread.spec.config_json import read_config
 from longread.spec.errors import LongreadError
 
 PACKAGES = ("longread", "torch", "transformers", "numpy", "numba")
@@ -76,7 +77,8 @@ def run(checkpoints: Sequence[Path], settings: Settings, output: Path | None) ->
         with console.status(checkpoint.name) as status:
             figures += _bench_checkpoint(checkpoint, settings, status.update)
     today = datetime.date.today().isoformat()
-    report = Report("cpu", this_commit(), command_line(), today, this_machine(PACKAGES), figures, NOTES)
+    models = {checkpoint.name: read_config(checkpoint) for checkpoint in checkpoints}
+    report = Report("cpu", this_commit(), command_line(), today, this_machine(PACKAGES), figures, NOTES, models)
     console.print(table(report))
     if output:
         report.write(output)

@@ -52,7 +52,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A benchmark run, as written to results/."""
+    """A benchmark run, as written to results/. ``models``: config.json by the names that the figures use."""
 
     benchmark: str
     commit: str
@@ -61,6 +61,7 @@ class Report:
     machine: Machine
     figures: list[Figure]
     notes: list[str] = field(default_factory=list)
+    models: dict[str, dict] = field(default_factory=dict)
 
     def write(self, path: Path) -> None:
         """Write as JSON, with the derived ratios beside the samples."""

@@ -8,21 +8,26 @@ Student's t times the spread that is left at each depth below the match.
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from statistics import fmean, median
 from typing import Literal
 
+from longread.plan.bench_file import read_runs
 from longread.plan.deployment import Deployment
 from longread.plan.estimate import Estimate, Provenance
 from longread.plan.frontend import front_end
 from longread.plan.ops import expert_format
 from longread.plan.published import Run, published_runs
 from longread.plan.raw import decode_step, prefill, prefill_rate, request_seconds
+from longread.spec.errors import ConfigError
+from longread.spec.hardware import Hardware
+from longread.spec.model import ModelSpec
 
 Phase = Literal["prefill", "decode", "warm"]
-Path = tuple[str, ...]
+Place = tuple[str, ...]
 DEPTHS = ("phase", "attention", "card", "engine", "deployment")
 # Spread (log) that is never assumed smaller, by depth: two kinds that happen to agree prove little.
 _LEAST = {1: 0.25, 2: 0.20, 3: 0.15, 4: 0.12, 5: 0.15}
@@ -51,13 +56,13 @@ class Scale:
 class Sample:
     """One run's place in the tree and its log factor. ``here``: measured by the user's own runs."""
 
-    path: Path
+    path: Place
     log: float
     here: bool
     source: str
 
 
-def path_of(d: Deployment, phase: Phase, variant: str = "") -> Path:
+def path_of(d: Deployment, phase: Phase, variant: str = "") -> Place:
     """The groups of a prediction, widest first."""
     if d.spec.shared_kv is not None:
         attention = "v4.1"
@@ -77,13 +82,13 @@ class Factors:
 
     def __init__(self, samples: Iterable[Sample]) -> None:
         self._samples = list(samples)
-        self._by_path: dict[Path, list[Sample]] = defaultdict(list)
+        self._by_path: dict[Place, list[Sample]] = defaultdict(list)
         for sample in self._samples:
             for depth in range(len(sample.path) + 1):
                 self._by_path[sample.path[:depth]].append(sample)
         self._plain = {path: self._plain_mean(path) for path in sorted(self._by_path, key=len, reverse=True)}
         self._spread = {depth: self._spread_at(depth) for depth in range(1, len(DEPTHS) + 1)}
-        self._means: dict[Path, float] = {}
+        self._means: dict[Place, float] = {}
         for path in sorted(self._by_path, key=len):
             self._means[path] = self._shrunk(path)
 
@@ -105,7 +110,7 @@ class Factors:
     def runs(self) -> int:
         return len(self._samples)
 
-    def scale(self, path: Path) -> Scale:
+    def scale(self, path: Place) -> Scale:
         """The factor for a prediction at ``path``, from its deepest group with runs."""
         depth = max(n for n in range(len(path) + 1) if path[:n] in self._by_path or n == 0)
         node = path[:depth]
@@ -143,12 +148,12 @@ class Factors:
         spread = math.sqrt(square / freedom) if freedom else _WITHIN_LEAST
         return max(spread, _WITHIN_LEAST), max(freedom, 1)
 
-    def _plain_mean(self, path: Path) -> float:
+    def _plain_mean(self, path: Place) -> float:
         """Mean of the child groups' means, so that a long series does not outvote others."""
         members = self._by_path[path]
         if len(path) == len(DEPTHS):
             return fmean(s.log for s in members)
-        children: dict[Path, list[Sample]] = defaultdict(list)
+        children: dict[Place, list[Sample]] = defaultdict(list)
         for sample in members:
             children[sample.path[: len(path) + 1]].append(sample)
         return fmean(self._leaf_mean(group, len(path) + 1) for group in children.values())
@@ -156,7 +161,7 @@ class Factors:
     def _leaf_mean(self, members: list[Sample], depth: int) -> float:
         if depth == len(DEPTHS):
             return fmean(s.log for s in members)
-        children: dict[Path, list[Sample]] = defaultdict(list)
+        children: dict[Place, list[Sample]] = defaultdict(list)
         for sample in members:
             children[sample.path[: depth + 1]].append(sample)
         return fmean(self._leaf_mean(group, depth + 1) for group in children.values())
@@ -164,7 +169,7 @@ class Factors:
     def _spread_at(self, depth: int) -> tuple[float, int]:
         """How far groups of ``depth`` lie from their parents' means, pooled over parents with several children."""
         square, freedom = 0.0, 0
-        children: dict[Path, list[float]] = defaultdict(list)
+        children: dict[Place, list[float]] = defaultdict(list)
         for path, mean in self._plain.items():
             if len(path) == depth:
                 children[path[:-1]].append(mean)
@@ -176,7 +181,7 @@ class Factors:
         spread = math.sqrt(square / freedom) if freedom else 0.0
         return max(spread, _LEAST[depth]), max(freedom, 1)
 
-    def _shrunk(self, path: Path) -> float:
+    def _shrunk(self, path: Place) -> float:
         """The node's mean, drawn to its parent's by the ratio of the spread inside to the spread between."""
         if not path:
             return self._plain[path]
@@ -290,8 +295,54 @@ def median_error(held: Sequence[Held]) -> float:
     return median(abs(h.error) for h in held if h.run.fit)
 
 
-def with_runs(runs: Iterable[Run]) -> Factors:
-    """The published runs and the user's own: own runs of a deployment replace published ones of the same."""
-    own = [sample_of(replace(run, here=True)) for run in runs]
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One own run: predicted by published runs alone, by the own runs too, and by the own runs without this one."""
+
+    run: Run
+    before: Estimate
+    after: Estimate
+    held_out: Estimate
+
+    def line(self) -> str:
+        """Measurement and predictions in one line, times in milliseconds."""
+        of = self.run.value
+        shown = " -> ".join(
+            f"{name} {e.centre * 1e3:,.4g} ({e.centre / of - 1:+.0%}, {e.low * 1e3:,.4g}-{e.high * 1e3:,.4g})"
+            for name, e in (("before", self.before), ("after", self.after), ("left out", self.held_out))
+        )
+        return f"{self.run.label}: measured {of * 1e3:,.4g} ms; {shown}"
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Factors with the own runs in them, and what they change."""
+
+    factors: Factors
+    rows: tuple[Compared, ...]
+
+    def error(self, which: Literal["before", "after", "held_out"]) -> float:
+        """Median absolute relative error of the centres."""
+        return median(abs(getattr(row, which).centre / row.run.value - 1) for row in self.rows)
+
+
+def calibrate(
+    files: Sequence[Path], *, hardware: Hardware | None = None, specs: Mapping[str, ModelSpec] | None = None
+) -> Calibration:
+    """Fit the factors to result files of ``longread bench``. Raises ``ConfigError`` as ``bench_file.read_runs`` does.
+
+    ``hardware``: the machine they were measured on (a file from ``longread probe``), where the files do not say.
+    """
+    if not files:
+        raise ConfigError("no result file to calibrate with")
+    runs = [run for file in files for run in read_runs(file, hardware=hardware, specs=specs)]
+    known = [sample for run, sample in published_samples() if run.fit]
+    own = [sample_of(run) for run in runs]
     covered = {sample.path for sample in own}
-    return Factors([*(s for run, s in published_samples() if run.fit and s.path not in covered), *own])
+    known = [sample for sample in known if sample.path not in covered]  # own runs replace others' of the same kind
+    before, after, rows = default_factors(), Factors([*known, *own]), []
+    for index, run in enumerate(runs):
+        raw = run.value / math.exp(own[index].log)
+        without = Factors([*known, *own[:index], *own[index + 1 :]])
+        rows.append(Compared(run, *(predict(run, f, raw) for f in (before, after, without))))
+    return Calibration(after, tuple(rows))
