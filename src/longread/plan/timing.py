@@ -145,6 +145,40 @@ def loaded_tpot(d: Deployment, workload: Workload, *, factors: Factors | None = 
     return total([reading, decoding]).times(streams / max(workload.osl - 1, 1))
 
 
+def ttft_at_load(d: Deployment, workload: Workload, *, factors: Factors | None = None) -> tuple[Estimate, Estimate]:
+    """First token with all streams busy: the mean in a steady closed loop, and the last of a burst of all at once.
+
+    Each stream reads, decodes and comes again; prompts are read one after the other (or in shared chunks where they are
+    short). Exact mean-value analysis of one queue and a delay, for prompts whose lengths vary like an exponential.
+    """
+    reading, decoding = request_cost(d, workload, factors=factors)
+    streams = max(-(-workload.concurrency // d.strategy.replicas), 1)
+    alone = (
+        ttft_warm(d, workload.isl, max(workload.isl - workload.cached, 1), workload.tier, factors=factors)
+        if workload.cached
+        else ttft_cold(d, workload.isl, factors=factors)
+    ).total
+
+    def waiting(read: float, decode: float) -> float:
+        """Seconds behind others; ``decode``: of one request's whole answer, during which it does not queue."""
+        queued = residence = 0.0
+        for n in range(1, streams + 1):
+            residence = read * (1 + queued)
+            queued = n * residence / (residence + decode)
+        return residence - read
+
+    answer = decoding.times(streams)
+    mean = Estimate(
+        alone.low + waiting(reading.low, answer.high),
+        alone.centre + waiting(reading.centre, answer.centre),
+        alone.high + waiting(reading.high, answer.low),
+        alone.provenance,
+        alone.source,
+        alone.floor,
+    )
+    return mean, total([alone, reading.times(streams - 1)])
+
+
 def replica(d: Deployment) -> Hardware:
     """The cards of one replica as hardware: what a single request can use."""
     hardware, cards = d.hardware, d.strategy.gpus

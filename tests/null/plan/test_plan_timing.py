@@ -22,7 +22,7 @@ from longread.plan.efficiency import factor
 from longread.plan.ops import decode_ops, prefill_ops, rows_touched
 from longread.plan.published import left_out, published_runs, with_layers
 from longread.plan.raw import _sampled, prefill, prefill_step
-from longread.plan.timing import loaded_tpot, stalled_tpot, throughput, tpot, ttft_cold, ttft_warm
+from longread.plan.timing import loaded_tpot, stalled_tpot, throughput, tpot, ttft_at_load, ttft_cold, ttft_warm
 from longread.spec.errors import ConfigError
 from longread.spec.releases import release
 
@@ -215,6 +215,24 @@ def test_throughput_grows_and_pays_for_prompts() -> None:
     assert throughput(replace(d, strategy=Strategy(tp=8, replicas=2)), replace(work, concurrency=16)).centre == (
         pytest.approx(2 * rates[1].centre)
     )
+
+
+def test_first_tokens_wait_for_each_other() -> None:
+    d = on("8xH20", strategy=Strategy(cp=8))
+    one, many = (ttft_at_load(d, Workload(65536, 256, concurrency=n)) for n in (1, 16))
+    assert one[0].centre == one[1].centre == ttft_cold(d, 65536).total.centre
+    assert one[0].centre < many[0].centre < many[1].centre
+    assert many[1].centre > 8 * one[1].centre
+    assert all(e.floor <= e.low <= e.centre <= e.high for e in (*one, *many))
+
+
+def test_a_second_opinion_for_v3_on_h200() -> None:
+    """aiconfigurator 0.12 for V3, 8 x H200, TP8 EP8, 4,000 / 1,000, batch 64: 37.2, 49.0 and 70.8 ms.
+
+    Its TTFT (0.50-0.82 s; 0.24 s as a roofline) is of a loaded server, so it is no bound for one request.
+    """
+    d = on("8xH200", "V3", engine="sglang", cache="bfloat16", strategy=Strategy(tp=8, ep=True))
+    assert 0.0372 * 0.8 < tpot(d, 64, 4500).total.centre < 0.0708 * 1.2
 
 
 def test_nonsense_is_refused() -> None:
