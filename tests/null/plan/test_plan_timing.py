@@ -55,7 +55,7 @@ def test_factors_are_few_against_the_runs_and_not_what_makes_it_right() -> None:
     assert factors.runs >= 60
     assert factors.deployments <= factors.runs / 2.5
     assert factors.effective_parameters() <= factors.deployments
-    assert uncalibrated_error() <= 0.20  # kernels and links alone, no factor fitted
+    assert uncalibrated_error() <= 0.20  # kernels and links alone, without factors
 
 
 def test_runs_that_do_not_calibrate_say_why() -> None:
