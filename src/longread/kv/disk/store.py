@@ -463,6 +463,9 @@ class DiskStore:
                 self._touched.update(((key, kind == "ring"), moment) for kind, key in refs)
 
     def _flush(self) -> None:
+        """Write down what was used. Only eviction's order depends on it, so that where it cannot be written (a full
+        disk, which eviction is to help) it is kept for the next time and nothing fails.
+        """
         self._flushed = index.now()
         self._segments.let_go()
         with self._touch_lock:
@@ -470,12 +473,17 @@ class DiskStore:
             named, self._named = self._named, {}
         if not touched and not named:
             return
-        with self._catalogue.transaction() as write:
-            write.executemany(
-                "UPDATE records SET used = ? WHERE key = ? AND (kind = 2) = ? AND used < ?",
-                [(used, key, ring, used) for (key, ring), used in touched.items()],
-            )
-            documents.touch(write, named)
+        try:
+            with self._catalogue.transaction() as write:
+                write.executemany(
+                    "UPDATE records SET used = ? WHERE key = ? AND (kind = 2) = ? AND used < ?",
+                    [(used, key, ring, used) for (key, ring), used in touched.items()],
+                )
+                documents.touch(write, named)
+        except StoreError:
+            with self._touch_lock:
+                self._touched = touched | self._touched
+                self._named = named | self._named
 
 
 def _ends(records: Sequence[Record], document: DocumentInfo | None) -> list[bytes]:
