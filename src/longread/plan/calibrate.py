@@ -5,8 +5,8 @@ of card, engine, deployment); a node's mean is drawn to its parent's by how much
 Bayes), so a deployment that nobody ran gets its relatives' mean and a wide interval. Intervals are meant to hold 95 %:
 Student's t times the spread that is left at each depth below the match.
 
-What leave-one-out does not show: eight constants of ``efficiency`` and ``communication`` (streams and weight-only shares,
-launch, four of kernel issue, the network's start) were set by hand on some of the same runs, and so were the
+What leave-one-out does not show: eight constants of ``efficiency`` and ``communication`` (streams and weight-only
+shares, launch, four of kernel issue, the network's start) were set by hand on some of the same runs, and so were the
 readings of what sources leave open (``unknown`` in the table). They stay fixed when a run is left out.
 """
 

@@ -46,7 +46,7 @@ _LINK_SHARE = 0.78  # pinned host memory to one H200: 49.5 GB/s of a Gen5 x16 li
 def front_end(d: Deployment, tokens: int, *, text: bool = True) -> dict[str, float]:
     """Seconds by part for a prompt of ``tokens`` tokens. ``text``: it comes as text over HTTP, else as ids."""
     rates = RATES[d.engine]
-    parts = {}
+    parts: dict[str, float] = {}
     if text:
         parts |= {"receive": 1e-3 + tokens * 4 / 10e9, "parse": tokens * rates.parse, "render": 1e-4}
         parts["tokenise"] = tokens * rates.tokenise
