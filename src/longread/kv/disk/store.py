@@ -6,8 +6,9 @@ Order of a write: append to the own segment, fdatasync, then one transaction. Ki
 names only what is whole on the disk. Whatever is read is checked against its checksum and its index row; what does not
 match is dropped, counted, and is a miss from then on.
 
-Safe from any thread. Look-ups (get, known, children, documents) touch the index only; read does one disk read; the
-rest waits for the disk and belongs on a background thread. Not usable across a fork.
+Safe from any thread. Look-ups (get, known, nearest, tails, documents) touch the index only; read and fetch do one disk
+read, stream as many as it is asked for; the rest waits for the disk and belongs on a background thread. Not usable
+across a fork.
 """
 
 import os
@@ -24,8 +25,21 @@ from longread.kv.disk import documents
 from longread.kv.disk.catalogue import Catalogue
 from longread.kv.disk.collector import Collected, Collector
 from longread.kv.disk.documents import DocumentState
+from longread.kv.disk.folder import (
+    COLLECT_LOCK,
+    INDEX_NAME,
+    LOCK_NAME,
+    SEGMENTS,
+    UseLock,
+    holds_store,
+    locked,
+    make_folder,
+    refuse_links,
+    refuse_others,
+    require_index,
+)
 from longread.kv.disk.format import fault, record_size
-from longread.kv.disk.locks import open_own, require_locks, share_lock, take_lock, try_lock
+from longread.kv.disk.locks import require_locks
 from longread.kv.disk.reading import RecordReader
 from longread.kv.disk.rebuild import rebuild
 from longread.kv.disk.segments import (
@@ -39,13 +53,9 @@ from longread.kv.disk.segments import (
 from longread.kv.disk.transfer import RINGS_BACK, Description, read_description, read_records, write_file
 from longread.kv.disk.verify import Progress, Report, verify
 from longread.kv.records import ID_BYTES, KINDS, DocumentInfo, Kind, Known, Layout, Record, Verdict
-from longread.spec.errors import StoreError, StoreFullError, StoreReadOnlyError, StoreVersionError
+from longread.spec.errors import StoreError, StoreFullError, StoreReadOnlyError
 from longread.spec.state import PAGE_TOKENS
 
-INDEX_NAME = "index.sqlite"
-SEGMENTS = "segments"
-LOCK_NAME = "use.lock"
-COLLECT_LOCK = "gc.lock"
 ATTEMPTS = 3
 TOUCH_SECONDS = 10.0  # how long a use may stay in memory before it is written down
 
@@ -77,7 +87,7 @@ class ModelStats:
 class DiskStore:
     """One store folder, opened."""
 
-    def __init__(self, path: Path, layout: Layout | None, max_bytes: int, read_only: bool, lock: "_UseLock"):
+    def __init__(self, path: Path, layout: Layout | None, max_bytes: int, read_only: bool, lock: "UseLock"):
         """Use ``open``."""
         self.path = path
         self.layout = layout
@@ -107,13 +117,14 @@ class DiskStore:
         path = Path(path)
         require_locks(path)
         with _system_errors(path), ExitStack() as undo:
-            _refuse_links(path)
-            _require_index(path)
+            refuse_links(path)
+            require_index(path)
+            refuse_others(path)
             if not read_only:
-                _make_folder(path)
+                make_folder(path)
             elif not (path / INDEX_NAME).is_file():
                 raise StoreError(f"{path}: there is no store; `--store` makes one where a model is served or ingested")
-            lock = _UseLock(path / LOCK_NAME, read_only)
+            lock = UseLock(path / LOCK_NAME, read_only)
             undo.callback(lock.release)
             store = cls(path, layout, max_bytes, read_only, lock)
             lock.share()
@@ -136,8 +147,9 @@ class DiskStore:
         if not holds_store(path):
             raise StoreError(f"{path}: there is no store")
         with _system_errors(path), ExitStack() as undo:
-            _refuse_links(path)
-            lock = _UseLock(path / LOCK_NAME, False)
+            refuse_links(path)
+            refuse_others(path, to_rebuild=True)
+            lock = UseLock(path / LOCK_NAME, False)
             undo.callback(lock.release)
             if not lock.alone:
                 raise StoreError(f"{path}: another process has the store open; stop it first")
@@ -304,7 +316,7 @@ class DiskStore:
     def gc(self, max_bytes: int | None = None) -> Collected:
         """Bring all segments under ``max_bytes`` (None: the store's), as far as pins and living writers allow."""
         self._require_writable()
-        with self._write_lock, _system_errors(self.path), _locked(self.path / COLLECT_LOCK):
+        with self._write_lock, _system_errors(self.path), locked(self.path / COLLECT_LOCK):
             return self._collect(self.max_bytes if max_bytes is None else max_bytes, 0, [])
 
     def verify(self, progress: Progress | None = None) -> Report:
@@ -390,7 +402,7 @@ class DiskStore:
         for _ in range(ATTEMPTS):  # what comes free here another process may fill meanwhile
             if self._collector.counted_bytes() + room <= self.max_bytes:
                 return
-            with _locked(self.path / COLLECT_LOCK):
+            with locked(self.path / COLLECT_LOCK):
                 done = self._collect(self.max_bytes, room, ends)
             left = done.counted_bytes
             if left + room <= self.max_bytes:
@@ -499,90 +511,6 @@ def _check(record: Record, layout: Layout) -> None:
         wrong = f"{len(record.payload)} bytes of payload, not {wanted}"
     if wrong is not None:
         raise StoreError(f"{record.kind} {record.key.hex()} cannot be stored: {wrong}")
-
-
-def holds_store(path: Path) -> bool:
-    """Whether a store is in the folder, be it one that lost its index."""
-    return (path / INDEX_NAME).is_file() or bool(segment_files(path / SEGMENTS))
-
-
-def _refuse_links(path: Path) -> None:
-    """SQLite and the collector would write to, or delete, what a link in a folder from elsewhere points to."""
-    for each in path.iterdir() if path.is_dir() else ():
-        if each.is_symlink() and (each.name == SEGMENTS or each.name.startswith(INDEX_NAME)):
-            raise StoreError(
-                f"{path}: {each.name} is a symbolic link, which no store makes; to keep a store elsewhere, link "
-                f"or move the whole folder"
-            )
-
-
-def _require_index(path: Path) -> None:
-    """Records without an index must not get an empty one: what no index names is deleted."""
-    if _lost_index(path):
-        _UseLock(path / LOCK_NAME, read_only=True).release()  # waits for a rebuild that is just putting it in its place
-        if _lost_index(path):
-            raise index.damaged(path / INDEX_NAME, "it is lost")
-
-
-def _lost_index(path: Path) -> bool:
-    """Segments are looked for first: in a store that is being made they come after the index."""
-    return bool(segment_files(path / SEGMENTS)) and not (path / INDEX_NAME).exists()
-
-
-def _make_folder(path: Path) -> None:
-    """For its owner alone: texts and token ids lie in it unencrypted. A folder that is there keeps its mode.
-
-    Raises StoreVersionError for a folder that holds something else.
-    """
-    if not (path / INDEX_NAME).exists() and path.is_dir():
-        own = {SEGMENTS, LOCK_NAME, COLLECT_LOCK, "lost+found"}
-        foreign = sorted(each.name for each in path.iterdir() if each.name not in own)
-        if not foreign and (path / SEGMENTS).is_dir():
-            foreign = sorted(each.name for each in (path / SEGMENTS).iterdir())
-        if foreign:
-            raise StoreVersionError(f"{path}: not empty and not a store (it has {foreign[0]!r}); give an empty folder")
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    (path / SEGMENTS).mkdir(mode=0o700, exist_ok=True)
-
-
-class _UseLock:
-    """Held by whoever has the store open: alone while it is made or indexed anew, else shared."""
-
-    def __init__(self, path: Path, read_only: bool):
-        self.alone = False
-        self._file: int | None = None
-        try:
-            flags = os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT
-            self._file = open_own(path, flags)
-        except OSError:
-            if not read_only:
-                raise
-            return  # a reader does no harm without it
-        if not read_only:
-            self.alone = try_lock(self._file)
-        if not self.alone:
-            self.share()  # waits while another process makes the store
-
-    def share(self) -> None:
-        if self._file is not None:
-            share_lock(self._file)
-            self.alone = False
-
-    def release(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Only one process at a time collects garbage."""
-    descriptor = open_own(path, os.O_RDWR | os.O_CREAT)
-    try:
-        take_lock(descriptor)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

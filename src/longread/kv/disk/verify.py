@@ -41,7 +41,7 @@ class Report:
 def verify(
     catalogue: Catalogue, inspect: Callable[[Kind, bytes, memoryview], Verdict], progress: Progress | None = None
 ) -> Report:
-    """``inspect`` as DiskStore.inspect: it checks a record, and drops it if it is not whole."""
+    """``inspect`` as RecordReader.inspect: it checks a record, and drops it if it is not whole."""
     report, started = Report(), time.monotonic()
     report.index_faults = index_faults(catalogue)
     total = int(catalogue.query("SELECT coalesce(sum(size), 0) FROM records")[0][0])
