@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from longread.cli import explain
 from longread.cli.parser import Parser, UsageError, nearest, shorten
 from longread.spec.config import parse_bytes
-from longread.spec.errors import StoreError
+from longread.spec.errors import StoreError, StoreReadOnlyError
 from longread.wire.documents.files import printable
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def verify_store(args: argparse.Namespace) -> int:
         with _bar("indexing") as progress:
             store, rebuilt = DiskStore.rebuild(args.store, max_bytes=UNLIMITED, progress=progress)
     else:
-        store = DiskStore.open(args.store, None, max_bytes=UNLIMITED, read_only=args.read_only)
+        store = _open_to_verify(args)
     with closing(store), _bar("verifying") as progress:
         report = store.verify(progress)
     if args.json:
@@ -207,6 +207,15 @@ def verify_store(args: argparse.Namespace) -> int:
     if report.unreachable:
         print(f"{report.unreachable:,} records that nothing leads to; `longread store gc` gives their space back")
     return 0 if report.sound else 1
+
+
+def _open_to_verify(args: argparse.Namespace) -> "DiskStore":
+    from longread.kv.disk.store import DiskStore
+
+    try:
+        return DiskStore.open(args.store, None, max_bytes=UNLIMITED, read_only=args.read_only)
+    except StoreReadOnlyError as error:
+        raise StoreReadOnlyError(f"{error}; --read-only reports damage and changes nothing") from error
 
 
 def collect(args: argparse.Namespace) -> int:
@@ -251,6 +260,8 @@ def export_document(args: argparse.Namespace) -> int:
 
 
 def import_document(args: argparse.Namespace) -> int:
+    with args.file.open("rb"):
+        pass  # before a store is made for it
     with _opened(args) as store:
         info = store.import_(args.file)
         if args.pin:
@@ -263,7 +274,7 @@ def import_document(args: argparse.Namespace) -> int:
 
 def _require_store(path: Path) -> None:
     """Only import makes a store; elsewhere a wrong folder is a typing error."""
-    from longread.kv.disk.store import holds_store
+    from longread.kv.disk.folder import holds_store
 
     if not holds_store(path):
         raise StoreError(f"{path}: there is no store; `--store` makes one where a model is served or ingested")

@@ -173,3 +173,47 @@ def test_what_it_says_when_it_cannot(folder: Path, tmp_path: Path, capsys: Captu
     assert "verify" in capsys.readouterr().out
     assert cli.main(["store", "ls"]) == 2
     assert "--store" in capsys.readouterr().err
+
+
+ACTIONS = [
+    ("ls",),
+    ("show", "doc"),
+    ("verify",),
+    ("verify", "--read-only"),
+    ("verify", "--rebuild"),
+    ("gc",),
+    ("pin", "doc"),
+    ("unpin", "doc"),
+    ("rm", "doc"),
+    ("export", "doc", "out.lrd"),
+    ("import", "none.lrd"),
+]
+
+
+@pytest.mark.parametrize("words", ACTIONS, ids=" ".join)
+@pytest.mark.parametrize("what", ["missing", "empty", "foreign", "file", "database", "newer"])
+def test_what_is_no_store_of_ours_is_told_and_left_as_it_is(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, what: str, words: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    place = tmp_path / "place"
+    if what == "file":
+        place.write_text("x")
+    elif what != "missing":
+        place.mkdir()
+    if what == "foreign":
+        (place / "notes.txt").write_text("x")
+    if what in ("database", "newer"):
+        with closing(sqlite3.connect(place / "index.sqlite")) as made:
+            made.execute("CREATE TABLE t (a)")
+            if what == "newer":
+                made.execute(f"PRAGMA application_id = {0x4C_52_4B_56}")
+                made.execute("PRAGMA user_version = 9")
+            made.commit()
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    status = cli.main(["store", *words, "--store", str(place)])
+    said = capsys.readouterr().err
+    assert status in (1, 2) and said.startswith("longread: error: ") and "bug" not in said
+    wanted = {"database": "not a Longread store; use another folder", "newer": "of format 9; this version of longread"}
+    assert ("none.lrd" if words[0] == "import" else wanted.get(what, "there is no store")) in said
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before

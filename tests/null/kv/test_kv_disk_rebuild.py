@@ -6,6 +6,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from errno import EIO, ENOMEM
 from pathlib import Path
 
@@ -256,4 +257,21 @@ def test_where_the_disk_cannot_read_the_rest_is_entered(
     store, count = DiskStore.rebuild(folder, max_bytes=BIG)
     assert 0 < count < sum(len(chain) for chain in chains())
     assert store.verify().records == count
+    store.close()
+
+
+@pytest.mark.parametrize("statement", ["PRAGMA user_version = 9", "PRAGMA application_id = 77"])
+def test_what_is_not_damaged_but_anothers_is_not_set_aside(folder: Path, statement: str) -> None:
+    """A newer version's index tells of documents, too, and any program may call its database so."""
+    with closing(sqlite3.connect(folder / "index.sqlite")) as index:
+        index.execute(statement)
+        index.commit()
+    before = (folder / "index.sqlite").read_bytes()
+    with pytest.raises(StoreVersionError, match=r"another folder.*; if it is this store's all the same, move it away"):
+        DiskStore.rebuild(folder, max_bytes=BIG)
+    assert (folder / "index.sqlite").read_bytes() == before
+    assert not list(folder.glob("*.damaged*")) and not list(folder.glob("*.new*"))
+    (folder / "index.sqlite").rename(folder / "away")
+    store, entered = DiskStore.rebuild(folder, max_bytes=BIG)
+    assert entered
     store.close()

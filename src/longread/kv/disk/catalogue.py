@@ -445,6 +445,16 @@ def damaged(path: Path, error: object) -> StoreDamagedError:
     )
 
 
+def check_marks(path: Path) -> None:
+    """Raises StoreVersionError for a database that is not of this program and version, StoreDamagedError for one that
+    cannot be read. One that is not there, or has no tables yet, is neither.
+    """
+    if path.is_file():
+        with translated(path), closing(_connect_reader(path, writable=True)) as reader:
+            if _has_tables(reader):
+                _check_schema(reader, path)
+
+
 def _make_file(path: Path) -> None:
     """For its owner alone; SQLite gives the files that it puts beside it the same mode. One that is there is not even
     opened: closing it would let go of the locks that SQLite holds on it in this process.
