@@ -150,7 +150,9 @@ def watch_store(marks: Marks, report: Callable[..., None]) -> None:
     DiskStore.write = told  # type: ignore[method-assign]
 
 
-def live(model: Path, folder: Path, draw: random.Random, marks: Marks, report: Callable[..., None]) -> None:
+def live(
+    model: Path, folder: Path, draw: random.Random, marks: Marks, report: Callable[..., None], alone: bool
+) -> None:
     """A victim's life, which does not end by itself."""
     while True:
         with marks.at("starting"):
@@ -168,16 +170,22 @@ def live(model: Path, folder: Path, draw: random.Random, marks: Marks, report: C
                     for each in engine.store.documents()[:2]:
                         engine.store.remove(each.id)
             else:
-                ingest(engine, DiskShelf(engine.store), draw, marks, report)
+                ingest(engine, DiskShelf(engine.store), draw, marks, report, alone)
                 break  # a second document would lie in pages that are no row, and round differently
-        if engine.stats().store_corrupt_records:
-            raise AssertionError("a record was not whole")
+        stats = engine.stats()
+        if stats.store_corrupt_records or (alone and stats.store_errors):
+            raise AssertionError(f"{stats.store_corrupt_records} records damaged, {stats.store_errors} errors")
         with marks.at("closing"):
             engine.close()
 
 
 def ingest(
-    engine: LocalEngine, shelf: DiskShelf, draw: random.Random, marks: Marks, report: Callable[..., None]
+    engine: LocalEngine,
+    shelf: DiskShelf,
+    draw: random.Random,
+    marks: Marks,
+    report: Callable[..., None],
+    alone: bool,
 ) -> None:
     """As the command does it."""
     assert engine.store is not None
@@ -198,7 +206,7 @@ def ingest(
         if shelf.holds(ids):
             entered = shelf.add(f"text {number}", name=str(number), tokens=ids, pinned=draw.random() < 0.3)
             report(entered=entered.id)
-        elif not engine.stats().store_errors:
+        elif alone:  # else the other one may have removed it
             raise AssertionError("all was written, but the store does not hold it")
 
 
@@ -258,11 +266,11 @@ def fork(work: Callable[[Callable[..., None]], None]) -> tuple[int, int]:
         os._exit(status)
 
 
-def begin(model: Path, folder: Path, seed: int, marks: Marks) -> Victim:
+def begin(model: Path, folder: Path, seed: int, marks: Marks, alone: bool) -> Victim:
     def work(report: Callable[..., None]) -> None:
         marks.tell = lambda: report(called=True)
         watch_store(marks, report)
-        live(model, folder, random.Random(seed), marks, report)
+        live(model, folder, random.Random(seed), marks, report, alone)
 
     return Victim(*fork(work), marks)
 
@@ -386,13 +394,14 @@ def check(
     files = {path.name: path.stat().st_size for path in (folder / "segments").iterdir()}
     report = store.verify()
     assert not (report.corrupt or report.unsound_rows or report.index_faults or report.foreign), report
-    assert report.unreachable == 0 and store.corrupt == 0, report
+    # Of two, one may evict the page that the other is about to write behind: room that is lost until a collection.
+    assert store.corrupt == 0 and (report.unreachable == 0 or len(victims) > 1), report
     size = store.stats().file_bytes
     assert sum(files.values()) == size, f"torn ends or orphans are left: {files}, {size} bytes are known"
     # Of two that make room at once each may write into the other's, the one portion that it has in hand.
     assert size <= LIMITS[model.name] * (1 if len(victims) == 1 else 1.2), f"{size} bytes, {len(victims)} writers"
-    for messages in victims:
-        acknowledged(store, messages)
+    if len(victims) == 1:  # another one may have removed the document
+        acknowledged(store, victims[0])
     others = [number for number in numbers[1:] if landing(store, document(number))]
     store.close()
     landings: list[str] = []
@@ -449,7 +458,7 @@ def torture(place: Path, kills: int, seed: int) -> dict[str, Any]:
         call = draw.randrange(1, OPERATIONS[how]) if how in OPERATIONS else 0
         seeds = [draw.randrange(2**32) for _ in range(number)]
         model, folder, copy = place / kind, place / f"{kind}.store", place / "copy"
-        victims = [begin(model, folder, each, Marks(call, how == "collector")) for each in seeds]
+        victims = [begin(model, folder, each, Marks(call, how == "collector"), number == 1) for each in seeds]
         kill(victims, draw, by_call=call > 0)
         tally.kills += number
         tally.doing.update(victim.marks.told() for victim in victims)

@@ -4,6 +4,7 @@ import hashlib
 from array import array
 from collections.abc import Iterator, Sequence
 
+from longread.kv.disk.store import DiskStore
 from longread.kv.records import ID_BYTES, Kind, Layout, Record, chain_key
 from longread.spec.state import PAGE_TOKENS
 
@@ -34,6 +35,20 @@ def chain_of(tokens: Sequence[int], layout: Layout = SMALL, rings: bool = True) 
         records.append(record_of(kind, parent, depth, run, layout))
         parent = records[-1].key
     return [*records, ring_of(records[-1], layout)] if rings else records
+
+
+def served(store: DiskStore, records: Sequence[Record]) -> int:
+    """How many of the records are served; that each of those is right is checked."""
+    found = 0
+    for record in records:
+        into = bytearray(len(record.payload))
+        if store.read(record.kind, record.key, memoryview(into)):
+            assert into == record.payload, f"a wrong {record.kind} was served"
+            known = store.get(record.kind, record.key)
+            assert known is not None
+            assert (known.parent, known.depth, known.run) == (record.parent, record.depth, record.run)
+            found += 1
+    return found
 
 
 def _runs(data: bytes) -> Iterator[bytes]:

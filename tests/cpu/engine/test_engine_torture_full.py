@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_disk import Ballast, called, run_on_small_disk
+from apart import called
+from small_disk import Ballast, run_on_small_disk
 
 from longread.cli import main as cli
 from longread.engine.engine import LocalEngine
@@ -133,8 +134,8 @@ SCENES: list[Callable[[Path], None]] = [served_on, ingested]
 
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
 def test_on_a_small_disk(scene: Callable[[Path], None], tmp_path: Path) -> None:
-    run_on_small_disk(__file__, scene.__name__, tmp_path)
+    run_on_small_disk(__file__, scene, tmp_path)
 
 
 if __name__ == "__main__":
-    called({scene.__name__: scene for scene in SCENES})
+    called(SCENES)

@@ -3,7 +3,6 @@
 import os
 import random
 import shutil
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -14,7 +13,8 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
-from recordmaker import SMALL, chain_of, payload_of
+from apart import called, run_apart
+from recordmaker import SMALL, chain_of, payload_of, served
 
 from longread.kv.disk import format as record_format
 from longread.kv.disk.segments import SegmentWriter
@@ -29,83 +29,6 @@ LIMIT = 60_000
 def named(records: list[Record], **fields: bool) -> DocumentInfo:
     ids = b"".join(record.run for record in records)
     return DocumentInfo("doc-x", "x", "tiny", len(ids) // 4, 4, records[-1].key, token_ids=ids, text="text", **fields)
-
-
-def served(store: DiskStore, records: list[Record]) -> int:
-    """How many of the records are served; that each of those is right is checked."""
-    found = 0
-    for record in records:
-        into = bytearray(len(record.payload))
-        if store.read(record.kind, record.key, memoryview(into)):
-            assert into == record.payload, f"a wrong {record.kind} was served"
-            known = store.get(record.kind, record.key)
-            assert known is not None
-            assert (known.parent, known.depth, known.run) == (record.parent, record.depth, record.run)
-            found += 1
-    return found
-
-
-def write_until_killed(path: Path, seed: int, started: int) -> None:
-    """Writes, touches, evicts and compacts without end. Each finished write is told to the parent by its number."""
-    store = DiskStore.open(path, SMALL, max_bytes=LIMIT)
-    draw = random.Random(seed)
-    os.write(started, b"s")
-    for number in range(100_000):
-        chain = chain_of([seed, number, *range(draw.randrange(10, 2000))])
-        store.write(chain, document=named(chain) if number % 5 == 0 else None)
-        os.write(started, b"w")
-        store.touch([record.key for record in chain])
-        if number % 7 == 0:
-            store.gc(LIMIT // 2)
-
-
-def kill_at_random(path: Path, seeds: list[int], draw: random.Random) -> list[int]:
-    """Lets one writer a seed run and kills them. Returns how many writes each had finished."""
-    running = []
-    for seed in seeds:
-        out, told = os.pipe()
-        child = os.fork()
-        if child == 0:
-            os.close(out)
-            write_until_killed(path, seed, told)
-        os.close(told)
-        running.append((child, out))
-    for _, out in running:
-        assert os.read(out, 1) == b"s"
-    time.sleep(draw.random() * 0.03)
-    for child, _ in running:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-    finished = []
-    for _, out in running:
-        with os.fdopen(out, "rb") as rest:
-            finished.append(len(rest.read()))
-    return finished
-
-
-def test_killed_two_hundred_times_nothing_wrong_is_served(tmp_path: Path) -> None:
-    """150 times one writer, 25 times two at once."""
-    draw = random.Random(11)
-    for number in range(175):
-        seeds = [number] if number % 7 else [number, 1000 + number]
-        finished = kill_at_random(tmp_path, seeds, draw)
-        store = DiskStore.open(tmp_path, SMALL, max_bytes=LIMIT)
-        report = store.verify()
-        assert report.sound or report.broken_documents, report
-        assert not report.corrupt
-        assert store.corrupt == 0
-        assert report.unreachable == 0
-        for seed, count in zip(seeds, finished, strict=True):
-            again = random.Random(seed)
-            chains = [chain_of([seed, n, *range(again.randrange(10, 2000))]) for n in range(count)]
-            found = [served(store, chain) for chain in chains]
-            # What was written last and answered is there whole: only what was in flight may be lost. (A collection
-            # may have been under way, but that takes the oldest first. A second writer may push it out.)
-            if chains and len(seeds) == 1:
-                assert found[-1] == len(chains[-1])
-        files = {path.name: path.stat().st_size for path in (tmp_path / "segments").iterdir()}
-        assert sum(files.values()) == store.stats().file_bytes  # orphans and torn ends are gone
-        store.close()
 
 
 @pytest.mark.parametrize("kind", ["page", "tail", "ring"])
@@ -343,38 +266,29 @@ def test_a_read_only_folder_can_be_read(tmp_path: Path) -> None:
         path.chmod(0o555)
     for path in folder.rglob("*.*"):
         path.chmod(0o444)
-    child = os.fork()
-    if child == 0:
-        os._exit(_as_nobody(tmp_path, folder, records))
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    run_apart(__file__, read_as_nobody, tmp_path)
     folder.chmod(0o755)
     (folder / "segments").chmod(0o755)
 
 
-def _as_nobody(parent: Path, folder: Path, records: list[Record]) -> int:
+def read_as_nobody(parent: Path) -> None:
+    """In a process of its own, since it gives up what it may do."""
+    folder, records = parent / "store", chain_of(range(600))
     if os.geteuid() == 0:  # for whom no folder is read-only
         for path in (parent, *parent.parents):
             if path.stat().st_uid == 0 and path != Path("/") and path.is_relative_to("/tmp/"):
                 path.chmod(path.stat().st_mode | 0o055)
         os.setgid(65534)
         os.setuid(65534)
-    try:
+    with pytest.raises(StoreReadOnlyError):
         DiskStore.open(folder, SMALL, max_bytes=BIG)
-        return 2
-    except StoreReadOnlyError:
-        pass
     store = DiskStore.open(folder, SMALL, max_bytes=BIG, read_only=True)
-    into = [bytearray(len(record.payload)) for record in records]
-    found = [store.read(r.kind, r.key, memoryview(b)) for r, b in zip(records, into, strict=True)]
-    try:
+    assert served(store, records) == len(records)
+    with pytest.raises(StoreReadOnlyError):
         store.write(records)
-        return 3
-    except StoreReadOnlyError:
-        pass
     store.touch([records[0].key])
-    whole = store.verify().sound
+    assert store.verify().sound
     store.close()
-    return 0 if all(found) and whole and [bytes(b) for b in into] == [r.payload for r in records] else 4
 
 
 def test_a_lost_log_of_the_index_loses_writes_only(tmp_path: Path) -> None:
@@ -463,3 +377,7 @@ def test_rows_found_unsound_while_they_are_deleted_are_each_counted_once(tmp_pat
         store._reader.drop_unsound()
         assert store.stats().records.get("page", 0) == 0
         assert store.corrupt == len(records)
+
+
+if __name__ == "__main__":
+    called([read_as_nobody])

@@ -9,8 +9,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from recordmaker import SMALL, chain_of
-from small_disk import Ballast, called, run_on_small_disk
+from apart import called
+from recordmaker import SMALL, chain_of, served
+from small_disk import Ballast, run_on_small_disk
 
 from longread.kv.disk.store import DiskStore
 from longread.kv.records import DocumentInfo, Record
@@ -28,17 +29,6 @@ def named(records: list[Record]) -> DocumentInfo:
     ids = b"".join(record.run for record in records)
     key = records[-1].key
     return DocumentInfo(document_id(key), "x", "tiny", len(ids) // 4, 4, key, token_ids=ids, text="text")
-
-
-def served(store: DiskStore, records: list[Record]) -> int:
-    """How many are there; each of those is right."""
-    found = 0
-    for record in records:
-        into = bytearray(len(record.payload))
-        if store.read(record.kind, record.key, memoryview(into)):
-            assert into == record.payload, f"a wrong {record.kind} was served"
-            found += 1
-    return found
 
 
 @contextmanager
@@ -208,8 +198,8 @@ SCENES: list[Callable[[Path], None]] = [
 
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
 def test_on_a_small_disk(scene: Callable[[Path], None], tmp_path: Path) -> None:
-    run_on_small_disk(__file__, scene.__name__, tmp_path)
+    run_on_small_disk(__file__, scene, tmp_path)
 
 
 if __name__ == "__main__":
-    called({scene.__name__: scene for scene in SCENES})
+    called(SCENES)
