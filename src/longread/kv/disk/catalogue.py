@@ -450,7 +450,7 @@ def check_marks(path: Path) -> None:
     cannot be read. One that is not there, or has no tables yet, is neither.
     """
     if path.is_file():
-        with translated(path), closing(_connect_reader(path, writable=True)) as reader:
+        with translated(path), closing(_connect_reader(path, writable=False)) as reader:
             if _has_tables(reader):
                 _check_schema(reader, path)
 
