@@ -117,7 +117,7 @@ def opened_while_it_is_full(place: Path) -> None:
     with refused():
         DiskStore.open(place / "new", SMALL, max_bytes=BIG)
     ballast.free()
-    with DiskStoreAt(place / "store") as store:
+    with store_at(place / "store") as store:
         store.write(chain(1), document=named(chain(1)))
     ballast.fill()
     opened = []
@@ -131,7 +131,7 @@ def opened_while_it_is_full(place: Path) -> None:
             assert served(store, chain(1)) == len(chain(1))
             store.close()
     ballast.free()
-    with DiskStoreAt(place / "store") as store:
+    with store_at(place / "store") as store:
         assert served(store, chain(1)) == len(chain(1))
         is_sound(store)
     print(opened)
@@ -140,7 +140,7 @@ def opened_while_it_is_full(place: Path) -> None:
 def rebuilt_while_it_is_full(place: Path) -> None:
     """The old index stays until the new one is whole."""
     ballast = Ballast(place)
-    with DiskStoreAt(place / "store") as store:
+    with store_at(place / "store") as store:
         for number in range(30):
             store.write(chain(number), document=named(chain(number)))
     for left in (0, 4096, 40_960, 100_000):
@@ -148,7 +148,7 @@ def rebuilt_while_it_is_full(place: Path) -> None:
         with refused():
             DiskStore.rebuild(place / "store", max_bytes=BIG)
         ballast.free()
-        with DiskStoreAt(place / "store") as store:
+        with store_at(place / "store") as store:
             assert served(store, chain(left % 30)) == len(chain(0))
     store, entered = DiskStore.rebuild(place / "store", max_bytes=BIG)
     assert entered == 30 * len(chain(0)) and len(store.documents()) == 30
@@ -158,11 +158,11 @@ def rebuilt_while_it_is_full(place: Path) -> None:
 
 def imported_and_exported_while_it_is_full(place: Path) -> None:
     ballast = Ballast(place)
-    with DiskStoreAt(place / "store") as store:
+    with store_at(place / "store") as store:
         store.write(chain(1), document=named(chain(1)))
         ident = named(chain(1)).id
         size = store.export(ident, place / "file")
-        with DiskStoreAt(place / "other") as other:
+        with store_at(place / "other") as other:
             for left in (0, 4096, size // 2, size + 4096):
                 ballast.fill(left)
                 with refused():
@@ -179,7 +179,7 @@ def imported_and_exported_while_it_is_full(place: Path) -> None:
 
 
 @contextmanager
-def DiskStoreAt(path: Path) -> Iterator[DiskStore]:  # noqa: N802 - reads as what it makes
+def store_at(path: Path) -> Iterator[DiskStore]:
     store = DiskStore.open(path, SMALL, max_bytes=BIG)
     try:
         yield store
