@@ -23,6 +23,7 @@ class Link:
     start: float
 
 
+# Share of the link's rate that a collective reaches, and its start-up. A measured NVLink rate is reached already.
 _NVLINK, _PCIE, _NETWORK = (0.75, 12e-6), (0.60, 30e-6), (0.70, 80e-6)
 _UNKNOWN_PCIE, _UNKNOWN_NETWORK = 25e9, 50e9  # where the hardware's file does not say: PCIe 4 x16, one 400 Gb/s port
 
@@ -31,9 +32,10 @@ def link(hardware: Hardware, cards: int) -> Link:
     """The link that bounds a collective of ``cards`` neighbouring cards."""
     card = hardware.card
     if card.nvlink is not None:
-        inside = Link("NVLink", card.nvlink.value * _NVLINK[0], _NVLINK[1])
+        share = 1.0 if card.nvlink.mark == "measured" else _NVLINK[0]
+        inside = Link("NVLink", card.nvlink.value * share, _NVLINK[1])
     else:
-        rate = card.pcie.value if card.pcie is not None else _UNKNOWN_PCIE
+        rate = card.pcie.value if card.pcie is not None else _UNKNOWN_PCIE  # host to device, whoever measured it
         inside = Link("PCIe", rate * _PCIE[0], _PCIE[1])
     if cards <= hardware.gpus:
         return inside

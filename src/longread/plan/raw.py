@@ -37,11 +37,15 @@ def prefill_step(d: Deployment, chunk: int, prefix: int, *, sequences: int = 1, 
 
 
 def decode_step(d: Deployment, batch: int, context: int, *, graphs: bool = True) -> Parts:
-    """One token for each of ``batch`` sequences, kernels in one graph or, in early engines, issued one by one."""
-    parts = {op.name: seconds(op, d.hardware.card) for op in decode_ops(d, batch, context)}
+    """One token for each of ``batch`` sequences, kernels in one graph or, in early engines, issued one by one.
+
+    Pipeline stages work on different sequences: a step is a ``pp``-th of them passing all layers.
+    """
+    together = -(-batch // d.strategy.pp)
+    parts = {op.name: seconds(op, d.hardware.card) for op in decode_ops(d, together, context)}
     if not graphs:
         parts["issue of kernels"] = d.spec.layers * DECODE_ISSUE_SECONDS
-    return parts | decode_communication(d, batch)
+    return parts | decode_communication(d, together)
 
 
 def issue_seconds(d: Deployment) -> float:

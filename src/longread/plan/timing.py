@@ -16,6 +16,7 @@ from longread.plan.raw import decode_step, prefill, request_seconds
 from longread.spec.errors import ConfigError
 from longread.spec.hardware import Hardware
 
+Cost = tuple[Estimate, Estimate]  # seconds of one request in prefill and in decode
 FIRST_BYTE = 1.0e-3  # from the sampled token to the first byte on the wire; 1-2 ms of Longread's server on two cores
 
 
@@ -99,9 +100,14 @@ def stalled_tpot(d: Deployment, batch: int, context: int, *, factors: Factors | 
     return total([tpot(d, batch, context, factors=factors).total, reading.apply(raw)])
 
 
-def throughput(d: Deployment, workload: Workload, *, factors: Factors | None = None) -> Estimate:
-    """Output tokens/s of all replicas at a steady concurrency, chunks and decode steps sharing the cards in turn."""
-    reading, decoding = request_cost(d, workload, factors=factors)
+def throughput(
+    d: Deployment, workload: Workload, *, factors: Factors | None = None, cost: Cost | None = None
+) -> Estimate:
+    """Output tokens/s of all replicas at a steady concurrency, chunks and decode steps sharing the cards in turn.
+
+    ``cost``: the workload's ``request_cost``, where it is known already.
+    """
+    reading, decoding = cost or request_cost(d, workload, factors=factors)
     seconds = total([reading, decoding])
     replicas, osl = d.strategy.replicas, workload.osl
     return Estimate(
@@ -114,7 +120,7 @@ def throughput(d: Deployment, workload: Workload, *, factors: Factors | None = N
     )
 
 
-def request_cost(d: Deployment, workload: Workload, *, factors: Factors | None = None) -> tuple[Estimate, Estimate]:
+def request_cost(d: Deployment, workload: Workload, *, factors: Factors | None = None) -> Cost:
     """Seconds of one replica that one request costs, in prefill (with loads from its tier) and in decode.
 
     ``throughput`` is their inverse, and reading / (reading + decoding) is the share of time in which nobody decodes. A
@@ -137,27 +143,37 @@ def request_cost(d: Deployment, workload: Workload, *, factors: Factors | None =
     return reading, step.times(max(workload.osl - 1, 0) / streams)
 
 
-def loaded_tpot(d: Deployment, workload: Workload, *, factors: Factors | None = None) -> Estimate:
+def loaded_tpot(
+    d: Deployment, workload: Workload, *, factors: Factors | None = None, cost: Cost | None = None
+) -> Estimate:
     """Mean seconds per output token at a steady concurrency, waiting for others' prompts included."""
-    reading, decoding = request_cost(d, workload, factors=factors)
+    reading, decoding = cost or request_cost(d, workload, factors=factors)
     streams = max(-(-workload.concurrency // d.strategy.replicas), 1)
     # Between two of its tokens a request waits for its step and for its share of the prompts of all streams.
     return total([reading, decoding]).times(streams / max(workload.osl - 1, 1))
 
 
-def ttft_at_load(d: Deployment, workload: Workload, *, factors: Factors | None = None) -> tuple[Estimate, Estimate]:
+def ttft_at_load(
+    d: Deployment,
+    workload: Workload,
+    *,
+    factors: Factors | None = None,
+    cost: Cost | None = None,
+    alone: Estimate | None = None,
+) -> tuple[Estimate, Estimate]:
     """First token with all streams busy: the mean in a steady closed loop, and the last of a burst of all at once.
 
     Each stream reads, decodes and comes again; prompts are read one after the other (or in shared chunks where they are
     short). Exact mean-value analysis of one queue and a delay, for prompts whose lengths vary like an exponential.
+    ``alone``: the first token without others, where it is known already.
     """
-    reading, decoding = request_cost(d, workload, factors=factors)
+    reading, decoding = cost or request_cost(d, workload, factors=factors)
     streams = max(-(-workload.concurrency // d.strategy.replicas), 1)
-    alone = (
-        ttft_warm(d, workload.isl, max(workload.isl - workload.cached, 1), workload.tier, factors=factors)
-        if workload.cached
-        else ttft_cold(d, workload.isl, factors=factors)
-    ).total
+    if alone is None and workload.cached:
+        suffix = max(workload.isl - workload.cached, 1)
+        alone = ttft_warm(d, workload.isl, suffix, workload.tier, factors=factors).total
+    elif alone is None:
+        alone = ttft_cold(d, workload.isl, factors=factors).total
 
     def waiting(read: float, decode: float) -> float:
         """Seconds behind others; ``decode``: of one request's whole answer, during which it does not queue."""

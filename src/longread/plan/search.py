@@ -1,0 +1,394 @@
+"""Finds the deployments of a model on hardware that hold a load and meet its targets, and says why others do not.
+
+Every strategy, format and engine in ``space`` is placed in memory; what fits is sorted by a quick estimate, and the
+most promising of each engine are predicted whole. Knows no card, engine flag or screen.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from longread.plan.calibrate import Factors, default_factors
+from longread.plan.candidate import Candidate, SearchResult
+from longread.plan.deployment import Deployment, EngineName, ExpertFormat, Strategy, Workload
+from longread.plan.evaluate import Glance, glance, times
+from longread.plan.floor import cached_bytes, cold_floor, decode_floor, suffix_floor
+from longread.plan.gpu_memory import GIB, GpuMemory, capacity_of, gpu_memory
+from longread.plan.judging import RULE, binding, lost, missed, ranked, verdicts
+from longread.plan.peer_capacity import PeerCapacity, peer_capacity
+from longread.plan.refusals import Refused, grouped, memory_refusal, session_refusal
+from longread.plan.shards import check_strategy
+from longread.plan.space import (
+    CHUNK,
+    LARGER_SHARES,
+    OTHER_CHUNKS,
+    SHARE,
+    SMALLER_CHUNKS,
+    Fixed,
+    cache_formats,
+    engine_limit,
+    expert_formats,
+    lossy,
+    other_checkpoint,
+    runs_today,
+    strategies,
+)
+from longread.spec.errors import ConfigError
+from longread.spec.hardware import Hardware
+from longread.spec.model import ModelSpec
+
+ENGINES: tuple[EngineName, ...] = ("longread", "vllm", "sglang")
+_BY_RATE, _BY_FIRST, _BY_BETWEEN = 6, 3, 2  # of each engine, how many of the quick estimate's best are predicted whole
+_TRIED = (
+    3  # of the best and of the quickest, how many are asked for fewer requests at once where the targets are missed
+)
+_CHUNKED = 2  # of each engine, how many of the best are tried with other chunk sizes
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """A deployment that fits, and how many requests of the load run at once."""
+
+    deployment: Deployment
+    memory: GpuMemory
+    peer: PeerCapacity | None
+    sessions: int
+
+
+def search(
+    spec: ModelSpec,
+    hardware: Hardware,
+    workload: Workload,
+    *,
+    engines: Sequence[EngineName] = ENGINES,
+    experts: ExpertFormat | None = None,
+    chunks: Sequence[int] | None = None,
+    fixed: Fixed | None = None,
+    factors: Factors | None = None,
+) -> SearchResult:
+    """Rank the deployments of ``spec`` on ``hardware`` for ``workload``.
+
+    ``experts`` and ``fixed``: what the user decided. ``chunks``: sizes to try (the first is the base). ``factors``:
+    calibrated ones, else those of published runs. ``workload.tier`` is where read prefixes lie at best: where not all
+    requests fit at once, those of the waiting ones are planned on the host. Raises ``ConfigError``: the load is
+    impossible or contradictory (it names limit and floor), or what was fixed can be run in no way.
+    """
+    decided = fixed or Fixed()
+    decided = replace(decided, experts=experts or decided.experts)
+    floors = require_possible(spec, hardware, workload)
+    known = factors or default_factors()
+    sizes = tuple(chunks) if chunks else ((decided.chunk,) if decided.chunk else (CHUNK, *OTHER_CHUNKS))
+    placed, refused, considered = _place_all(spec, hardware, workload, engines, decided, sizes[0])
+    if not placed and decided.splits and all(r.kind == "strategy" for r in refused):
+        raise ConfigError(refused[0].limit)
+    whole = [p for p in placed if p.sessions >= workload.concurrency]
+    if whole:
+        short = [p for p in placed if p.sessions < workload.concurrency]
+        refused += [session_refusal(p.deployment, p.sessions, workload) for p in short]
+    chosen = whole or _widest(placed)
+    candidates: list[Candidate] = []
+    for engine in engines:
+        own = [p for p in chosen if p.deployment.engine == engine]
+        candidates += _predict(own, workload, known, refused, sizes[1:])
+    order = ranked(candidates)
+    if order:
+        order = [order[0], *(replace(c, lost=lost(order[0], c)) for c in order[1:])]
+    return SearchResult(
+        spec,
+        hardware,
+        workload,
+        tuple(order),
+        grouped(refused),
+        floors,
+        RULE,
+        tuple(_notes(workload, order, bool(whole), placed, known)),
+        considered,
+    )
+
+
+def require_possible(spec: ModelSpec, hardware: Hardware, w: Workload) -> dict[str, float]:
+    """The physical floors of a load. Raises ``ConfigError`` for a load that is nonsense or below them."""
+    for name, value in (("isl", w.isl), ("osl", w.osl), ("concurrency", w.concurrency)):
+        if value < 1:
+            raise ConfigError(f"{name}={value}; it must be at least 1")
+    if not 0 <= w.prefix <= 1:
+        raise ConfigError(f"prefix={w.prefix:g}; it is the share of the input that was read before, from 0 to 1")
+    if w.isl + w.osl > spec.max_position:
+        raise ConfigError(
+            f"isl + osl = {w.isl + w.osl:,} tokens, and {spec.label} was made for {spec.max_position:,} "
+            "(max_position_embeddings); ask for less, or for a model with a longer context"
+        )
+    for name, target in (("ttft", w.ttft_target), ("tpot", w.tpot_target)):
+        if target is not None and not 0 < target < math.inf:
+            raise ConfigError(f"slo {name}={target:g} s; it must be above 0")
+    if w.tpot_target is not None and w.osl < 2:
+        raise ConfigError("slo tpot needs osl of at least 2: one token has nothing between")
+    new = max(w.isl - w.cached, 1)
+    cold = cold_floor(spec, hardware, w.isl).seconds
+    first = suffix_floor(spec, hardware, new, w.cached).seconds if w.cached else cold
+    everything = Deployment(
+        spec, hardware, Strategy(tp=hardware.total_gpus), cache=cache_formats(spec, hardware, Fixed())[0]
+    )
+    between = decode_floor(everything, w.concurrency, w.isl + w.osl // 2)
+    alone = decode_floor(everything, 1, w.isl + w.osl // 2)
+    what = f"{new:,} new tokens behind {w.cached:,} read ones" if w.cached else f"{w.isl:,} tokens"
+    if w.ttft_target is not None and w.ttft_target < first:
+        raise ConfigError(
+            f"slo ttft={_time(w.ttft_target)} is below the physical floor of {_time(first)}: {what} at the peak rates "
+            f"of all {hardware.total_gpus} cards of {hardware.label}, nothing lost; ask for more time, less new "
+            "input, or more cards"
+        )
+    if w.tpot_target is not None and w.tpot_target < between:
+        raise ConfigError(
+            f"slo tpot={_time(w.tpot_target)} is below the physical floor of {_time(between)}: one step of "
+            f"{w.concurrency} sequences reads its weights and caches at the peak bandwidth of all "
+            f"{hardware.total_gpus} cards of {hardware.label} ({_time(alone)} for one sequence); ask for more time, "
+            "fewer at once, or more cards"
+        )
+    return {"ttft": first, "ttft cold": cold, "tpot": between}
+
+
+def _time(seconds: float) -> str:
+    return (
+        f"{seconds:.3g} s"
+        if seconds >= 1
+        else f"{seconds * 1e3:.3g} ms"
+        if seconds >= 1e-3
+        else f"{seconds * 1e6:.3g} us"
+    )
+
+
+def _place_all(
+    spec: ModelSpec,
+    hardware: Hardware,
+    w: Workload,
+    engines: Iterable[EngineName],
+    fixed: Fixed,
+    chunk: int,
+) -> tuple[list[_Placed], list[Refused], int]:
+    placed: list[_Placed] = []
+    refused: list[Refused] = []
+    considered = 0
+    for engine in engines:
+        for strategy in strategies(spec, hardware, engine, fixed):
+            for form in expert_formats(spec, fixed):
+                for cache in cache_formats(spec, hardware, fixed):
+                    considered += 1
+                    d = _deployment(spec, hardware, strategy, w, engine, form, cache, fixed, chunk)
+                    found = _place(d, w, fixed)
+                    (placed if isinstance(found, _Placed) else refused).append(found)  # type: ignore[arg-type]
+    return placed, refused, considered
+
+
+def _deployment(
+    spec: ModelSpec,
+    hardware: Hardware,
+    strategy: Strategy,
+    w: Workload,
+    engine: EngineName,
+    form: ExpertFormat,
+    cache: str,
+    fixed: Fixed,
+    chunk: int,
+) -> Deployment:
+    seats = -(-w.concurrency // max(strategy.dp * strategy.replicas, 1))
+    return Deployment(
+        spec,
+        hardware,
+        strategy,
+        engine,
+        form,
+        cache,
+        max(chunk, seats),
+        seats,
+        fixed.context or min(w.isl + w.osl, spec.max_position),
+        fixed.memory_share or SHARE,
+        fixed.host_cache or 0,
+    )
+
+
+def _place(d: Deployment, w: Workload, fixed: Fixed) -> _Placed | Refused:
+    """The deployment with the largest chunk and the smallest memory share that hold all requests, else the most."""
+    problem = engine_limit(d)
+    if problem is not None:
+        return Refused("engine", d, problem)
+    try:
+        check_strategy(d)
+        if d.max_model_len < w.isl + w.osl:
+            raise ConfigError(f"max_model_len={d.max_model_len} is below isl + osl = {w.isl + w.osl}")
+    except ConfigError as error:
+        return Refused("strategy", d, str(error))
+    best: _Placed | None = None
+    first: Refused | None = None
+    for option in _relaxed(d, fixed):
+        memory = gpu_memory(option)
+        if memory.free > 0:
+            found = _seated(option, memory, w)
+            if best is None or found.sessions > best.sessions:
+                best = found
+            if best.sessions >= w.concurrency:
+                break
+        elif first is None:
+            first = memory_refusal(option, memory, w)
+            if memory.weight_total > LARGER_SHARES[-1] * d.hardware.card.memory.value:
+                break  # no chunk and no share makes room for the weights
+    if best is not None and best.sessions >= 1:
+        return best
+    return first or memory_refusal(d, gpu_memory(d), w)
+
+
+def _relaxed(d: Deployment, fixed: Fixed) -> Iterable[Deployment]:
+    yield d
+    chunks = [d.chunk] if fixed.chunk else [d.chunk, *(max(c, d.max_num_seqs) for c in SMALLER_CHUNKS)]
+    shares = [d.memory_share] if fixed.memory_share else [d.memory_share, *LARGER_SHARES]
+    for share in shares:
+        for chunk in chunks:
+            if (share, chunk) != (d.memory_share, d.chunk) and not (share != shares[0] and chunk == chunks[0] > 4096):
+                yield replace(d, memory_share=share, chunk=chunk)
+
+
+def _seated(d: Deployment, memory: GpuMemory, w: Workload) -> _Placed:
+    context, caches = w.isl + w.osl, d.strategy.dp * d.strategy.replicas
+    if d.engine == "longread":
+        return _Placed(d, memory, None, capacity_of(d, memory, context).whole)
+    peer = peer_capacity(d, context, pool=max(memory.free, 0))
+    return _Placed(d, memory, peer, int(peer.sessions / caches) * caches)
+
+
+def _widest(placed: list[_Placed]) -> list[_Placed]:
+    """Where nothing holds all requests: those that hold at least half as many as the best of their engine."""
+    found = []
+    for engine in {p.deployment.engine for p in placed}:
+        own = [p for p in placed if p.deployment.engine == engine]
+        most = max(p.sessions for p in own)
+        found += [p for p in own if 2 * p.sessions >= most]
+    return found
+
+
+def _predict(
+    placed: list[_Placed], w: Workload, factors: Factors, refused: list[Refused], chunks: Sequence[int]
+) -> list[Candidate]:
+    """The promising ones of one engine, predicted whole; the best two with other chunks where these fit."""
+    found = [c for c in (_candidate(p, w, factors, refused) for p in _promising(placed, w, factors)) if c is not None]
+    found = ranked(found)
+    improved = []
+    for c in found[:_CHUNKED]:
+        options = [c]
+        for chunk in chunks:
+            if chunk == c.deployment.chunk or chunk < c.deployment.max_num_seqs or chunk > 2 * c.workload.isl:
+                continue
+            d = replace(c.deployment, chunk=chunk)
+            memory = gpu_memory(d)
+            p = _seated(d, memory, w)
+            if memory.free > 0 and p.sessions >= min(c.sessions, w.concurrency):
+                other = _candidate(p, w, factors, [])
+                options += [other] if other is not None else []
+        improved.append(ranked(options)[0])
+    return improved + found[_CHUNKED:]
+
+
+def _promising(placed: list[_Placed], w: Workload, factors: Factors) -> list[_Placed]:
+    looks: list[tuple[Glance, _Placed]] = [(glance(p.deployment, w, p.sessions, factors), p) for p in placed]
+    exact = [(g, p) for g, p in looks if not lossy(p.deployment)] or looks
+    chosen: dict[int, _Placed] = {}
+    for _, p in sorted(exact, key=lambda pair: -pair[0].rate)[:_BY_RATE]:
+        chosen[id(p)] = p
+    for _, p in sorted(exact, key=lambda pair: pair[0].first)[:_BY_FIRST]:
+        chosen[id(p)] = p
+    for _, p in sorted(exact, key=lambda pair: pair[0].between)[:_BY_BETWEEN]:
+        chosen[id(p)] = p
+    for _, p in sorted(looks, key=lambda pair: -pair[0].rate)[:2]:
+        chosen[id(p)] = p
+    return list(chosen.values())
+
+
+def _candidate(p: _Placed, w: Workload, factors: Factors, refused: list[Refused]) -> Candidate | None:
+    d, notes = p.deployment, []
+    if p.sessions < w.concurrency and w.cached and w.tier == "device":
+        w = replace(w, tier="host")  # whoever waits has been evicted meanwhile
+        notes.append(f"{p.sessions} of {w.concurrency} run at once; what the others had read is kept on the host")
+    if w.tier != "device" and w.cached:
+        needed = int(w.concurrency * cached_bytes(d.spec, d.cache, w.cached) / d.hardware.nodes)
+        d = replace(d, host_cache=d.host_cache or needed)
+        notes.append(f"{needed / GIB:,.0f} GiB a machine for what {w.concurrency} requests had read")
+        known = d.hardware.host_memory
+        if w.tier == "host" and known is not None and needed > known.value:
+            refused.append(
+                Refused(
+                    "memory",
+                    d,
+                    f"host memory for the read prefixes of {w.concurrency} requests",
+                    needed,
+                    known.value,
+                    "more host memory, a disk tier, or fewer documents",
+                )
+            )
+            return None
+    try:
+        t = times(d, w, p.sessions, factors)
+    except ConfigError as error:
+        refused.append(Refused("engine", d, str(error)))
+        return None
+    if d.memory_share > SHARE:
+        notes.append(f"fits only with {d.memory_share:.0%} of the memory: leave nothing else on the cards")
+    if other_checkpoint(d):
+        notes.append(other_checkpoint(d))
+    return Candidate(
+        d,
+        w,
+        p.memory,
+        capacity_of(d, p.memory, w.isl + w.osl),
+        p.peer,
+        p.sessions,
+        t,
+        verdicts(w, t, p.sessions),
+        binding(w, t, p.sessions),
+        t.rate.centre,
+        lossy(d),
+        tuple(notes),
+        runs_today(d),
+    )
+
+
+def _notes(w: Workload, order: list[Candidate], whole: bool, placed: list[_Placed], factors: Factors) -> Iterable[str]:
+    if order and not whole:
+        most = max(p.sessions for p in placed)
+        yield f"nothing here holds {w.concurrency:,} requests at once (at most {most:,}): the rest waits for a seat"
+    if order and missed(order[0]):
+        yield _instead(w, order, placed, factors)
+    if any(not c.runs_today for c in order):
+        yield (
+            "longread on GPUs is a prediction: its GPU backends do not exist yet, so it ranks behind engines that "
+            "run there"
+        )
+    if order and not any(c.runs_today for c in order):
+        yield "no engine that runs on this hardware today is among them"
+
+
+def _instead(w: Workload, order: list[Candidate], placed: list[_Placed], factors: Factors) -> str:
+    """How many requests at once some deployment is likely to serve within the targets that the best one misses."""
+    named = " and ".join(name.upper() for name in order[0].meets if name != "concurrency")
+    today = [p for p in placed if runs_today(p.deployment)]
+    quick = sorted(today, key=lambda p: glance(p.deployment, w, p.sessions, factors).first)[:_TRIED]
+    tried = [(c.deployment, c.sessions) for c in order[:_TRIED]] + [(p.deployment, p.sessions) for p in quick]
+    most, d = max(((most_at_once(d, w, seats, factors), d) for d, seats in tried), key=lambda pair: pair[0])
+    if most:
+        return (
+            f"no plan is likely to meet {named} with {w.concurrency:,} at once; {d.engine} {d.strategy.label} "
+            f"(chunk {d.chunk:,}) is with up to {most:,}"
+        )
+    return f"no plan is likely to meet {named}, even for one request at a time"
+
+
+def most_at_once(d: Deployment, w: Workload, seats: int, factors: Factors) -> int:
+    """How many requests at once ``d`` is likely to serve within all targets; 0: not even one."""
+
+    def fine(number: int) -> bool:
+        t = times(d, replace(w, concurrency=number), seats, factors)
+        return not any(grade in ("no", "unlikely") for grade in verdicts(w, t, w.concurrency).values())
+
+    low, high = 0, min(w.concurrency, seats)
+    while low < high:
+        middle = (low + high + 1) // 2 if low else 1
+        low, high = (middle, high) if fine(middle) else (low, middle - 1)
+    return low
