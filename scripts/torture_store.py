@@ -472,6 +472,8 @@ def torture(place: Path, kills: int, seed: int) -> dict[str, Any]:
             shutil.rmtree(copy)
             tally.records += found["records"]
             tally.landings.update(found["landings"])
+        if tally.kills // 20 > (tally.kills - number) // 20:
+            print(f"{tally.kills} of {kills} kills, {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
     return {
         "kills": tally.kills,
         "seed": seed,
