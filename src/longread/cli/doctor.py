@@ -44,6 +44,15 @@ def add_parser(commands: "_SubParsersAction[Parser]", name: str) -> None:
         help="a folder whose disk matters: the store, the models; may be given again; default: the current folder",
     )
     parser.add_argument(
+        "--from",
+        dest="files",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="judge another machine by saved files instead, recognised by content: nvidia-smi -q -x (or -q), "
+        "nvidia-smi topo -m, topo -p2p r, nvlink -s, vllm collect-env, sglang.check_env, longread doctor --json, logs",
+    )
+    parser.add_argument(
         "--ask-torch",
         action="store_true",
         help="ask torch itself for its GPU architectures, in a second Python (takes seconds; default: a table)",
@@ -53,13 +62,10 @@ def add_parser(commands: "_SubParsersAction[Parser]", name: str) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exit code by the worst finding."""
-    from longread.plan.doctor.diagnose import diagnose, plain, read_this_machine
+    from longread.plan.doctor.diagnose import diagnose, plain
     from longread.plan.doctor.finding import as_json, exit_code
 
-    folders = args.store or [Path()]
-    if any(not str(folder).strip() for folder in folders):
-        raise UsageError("--store is empty; give a folder")
-    facts = read_this_machine(folders, args.ask_torch)
+    facts = _facts(args)
     findings = diagnose(facts)
     if args.json:
         print(json.dumps({**as_json(findings), "facts": plain(facts)}, ensure_ascii=False))
@@ -71,6 +77,22 @@ def run(args: argparse.Namespace) -> int:
     show_machine(facts, console)
     show(findings, console, facts.origin)
     return exit_code(findings)
+
+
+def _facts(args: argparse.Namespace) -> "Facts":
+    """Of this machine, or of what the options name instead."""
+    from longread.plan.doctor.diagnose import read_this_machine
+    from longread.plan.doctor.saved.reading import read_saved
+
+    if args.files:
+        for option, given in (("--store", args.store), ("--ask-torch", args.ask_torch)):
+            if given:
+                raise UsageError(f"{option} looks at this machine, --from at files of another: give one of them")
+        return read_saved(args.files)
+    folders = args.store or [Path()]
+    if any(not str(folder).strip() for folder in folders):
+        raise UsageError("--store is empty; give a folder")
+    return read_this_machine(folders, args.ask_torch)
 
 
 def show_machine(facts: "Facts", console: "Console") -> None:

@@ -5,7 +5,7 @@ Pure: facts in, findings out. A field that is None is never judged.
 
 from collections.abc import Iterator
 
-from longread.plan.doctor.facts import Facts, GpuFacts
+from longread.plan.doctor.facts import THIS_MACHINE, Facts, GpuFacts
 from longread.plan.doctor.finding import Finding, Severity
 from longread.plan.doctor.merging import over_gpus
 from longread.plan.doctor.nvml import HANGS
@@ -72,6 +72,13 @@ def _presence(facts: Facts) -> Iterator[Finding]:
             "the driver hangs: programs that use a GPU will wait for ever",
             facts.unread["gpus"],
             "`sudo dmesg | grep -iE 'xid|nvrm'`; a GPU is lost or its system processor is stuck: drain and reboot",
+        )
+    elif facts.gpus is None and facts.origin != THIS_MACHINE and "gpus" not in facts.unread:
+        yield Finding(
+            "note",
+            "GPUs",
+            "nothing here tells about GPUs, so they are not judged",
+            remedy="on that machine: `nvidia-smi -q -x > gpus.xml`, then add it to --from",
         )
     elif facts.gpus is None:
         yield Finding(

@@ -10,6 +10,7 @@ from pathlib import Path
 from longread.plan.doctor.checks_gpu import check_gpus
 from longread.plan.doctor.checks_host import check_host
 from longread.plan.doctor.checks_links import check_links
+from longread.plan.doctor.checks_logs import check_conflicts, check_logs
 from longread.plan.doctor.checks_serving import check_serving
 from longread.plan.doctor.checks_versions import check_versions
 from longread.plan.doctor.checks_xid import check_xids
@@ -22,7 +23,16 @@ from longread.plan.doctor.servers import read_servers
 from longread.plan.doctor.versions import read_versions
 from longread.plan.doctor.xid import read_kernel_log
 
-CHECKS = (check_gpus, check_links, check_xids, check_versions, check_serving, check_host)
+CHECKS = (
+    check_conflicts,
+    check_gpus,
+    check_links,
+    check_xids,
+    check_versions,
+    check_serving,
+    check_host,
+    check_logs,
+)
 
 
 def read_this_machine(storage: Sequence[Path] = (), ask_torch: bool = False, nvml: Nvml | None = None) -> Facts:

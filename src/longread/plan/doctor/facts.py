@@ -243,16 +243,91 @@ class Server:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LogHit:
+    """A known text in a log. ``kind``: its key in ``known_texts``. ``line``: number of its first line, ``text`` that
+    line, shortened. ``phase``: "start" or "serving", "" where the log does not show it. ``values``: what the text says
+    in numbers and names, by ``known_texts``' pattern. ``around``: which part of the engine the lines before it name.
+    """
+
+    kind: str
+    file: str
+    line: int
+    text: str
+    count: int = 1
+    phase: str = ""
+    values: Mapping[str, str] = field(default_factory=dict)
+    around: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latency:
+    """Seconds, out of a histogram. Percentiles are interpolated inside a bucket: no better than its width; None where
+    they lie beyond the last bucket. ``since``: "interval" between two readings, or "start" of the server where the
+    interval saw none.
+    """
+
+    count: int
+    mean: float
+    p50: float | None
+    p90: float | None
+    p99: float | None
+    since: Literal["interval", "start"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Live:
+    """A live server's metrics, read twice. ``seconds`` lie between. ``gauges``: at the second reading, summed over
+    replicas (KV usage: the fullest), ``gauges_before`` at the first. ``totals``: counters at the second reading,
+    ``grown``: by how much they grew between. Names are those of ``series``; what the server does not have is in
+    ``missing`` and nowhere else. ``restarted``: a counter went backwards.
+    """
+
+    url: str
+    engine: Literal["longread", "vllm", "sglang"]
+    seconds: float
+    version: str | None = None
+    models: tuple[str, ...] | None = None
+    max_model_len: int | None = None
+    gauges: Mapping[str, float] = field(default_factory=dict)
+    gauges_before: Mapping[str, float] = field(default_factory=dict)
+    totals: Mapping[str, float] = field(default_factory=dict)
+    grown: Mapping[str, float] = field(default_factory=dict)
+    latencies: Mapping[str, Latency] = field(default_factory=dict)
+    old_names: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    restarted: bool = False
+    unread: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conflict:
+    """Two sources that cannot both be right about one machine: ``first`` was taken."""
+
+    field: str
+    first: str
+    first_from: str
+    second: str
+    second_from: str
+
+
+THIS_MACHINE = "this machine"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """Everything that one run of the doctor knows. ``origin``: "this machine", or the files. ``gpus``: None where it is
     not known whether there are any (``unread["gpus"]`` says why), empty where there are none. ``xids``: oldest first.
+    ``logs``: None where no log was read, empty where one was and says nothing that is known.
     """
 
-    origin: str = "this machine"
+    origin: str = THIS_MACHINE
     gpus: tuple[GpuFacts, ...] | None = None
     topology: Topology | None = None
     versions: Versions | None = None
     host: HostFacts | None = None
     servers: tuple[Server, ...] | None = None
     xids: tuple[Xid, ...] | None = None
+    logs: tuple[LogHit, ...] | None = None
+    live: Live | None = None
+    conflicts: tuple[Conflict, ...] = ()
     unread: Mapping[str, str] = field(default_factory=dict)

@@ -74,7 +74,7 @@ def read_versions(
     unread: dict[str, str] = {}
     packages = {found.name: found for name in PACKAGES if (found := _package(name)) is not None}
     cuda = _torch_cuda(packages, unread)
-    architectures, source = _architectures(packages, cuda, unread)
+    architectures, source = wheel_architectures(packages, cuda, unread)
     if ask_torch and "torch" in packages:
         asked = _ask_torch(unread)
         if asked is not None:
@@ -88,7 +88,7 @@ def read_versions(
         torch_arch=architectures,
         torch_arch_from=source,
         kernel_tables={name: tables for name in ENGINES if (tables := _kernel_tables(name)) is not None},
-        environment=_environment(os.environ if environment is None else environment),
+        environment=told_environment(os.environ if environment is None else environment),
         unread=unread,
     )
 
@@ -130,9 +130,10 @@ def _torch_cuda(packages: Mapping[str, Package], unread: dict[str, str]) -> str 
     return found[1] or found[2] or ""
 
 
-def _architectures(
+def wheel_architectures(
     packages: Mapping[str, Package], cuda: str | None, unread: dict[str, str]
 ) -> tuple[tuple[str, ...] | None, str]:
+    """What torch's wheel has code for, by the table, and where that comes from; None where the table does not say."""
     torch = packages.get("torch")
     if torch is None or not cuda:
         return None, ""
@@ -173,7 +174,8 @@ def _kernel_tables(engine: str) -> frozenset[str] | None:
     return frozenset(name.removesuffix(".json") for name in names if "device_name=" in name and name.endswith(".json"))
 
 
-def _environment(environment: Mapping[str, str]) -> dict[str, str]:
+def told_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Without what does not matter here and what may be secret."""
     return {
         name: value
         for name, value in sorted(environment.items())
