@@ -3,6 +3,7 @@
 Every value that the user left open gets a reason. Refusals name the limit, the value, and what to change.
 """
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -69,6 +70,8 @@ def resolve(options: EngineOptions, spec: ModelSpec, machine: Machine) -> Resolv
             max_num_batched_tokens=batched,
             host_cache_size=host,
             store=options.store is not None,
+            threads=os.cpu_count() or 1,
+            max_model_len=options.max_model_len,
         )
 
     _check_model_len(options, spec)
