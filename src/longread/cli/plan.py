@@ -1,4 +1,7 @@
-"""``longread plan``: what a checkpoint or a public release is, and what it takes on this machine."""
+"""``longread plan``: what a checkpoint or a public release is, what it takes on this machine or on other hardware.
+
+Knows: the options. Must not know: how plans are made (``planning`` calls the planner where hardware is named).
+"""
 
 import argparse
 from pathlib import Path
@@ -7,11 +10,13 @@ from typing import TYPE_CHECKING
 from longread.cli.checkpoint import BUNDLED, locate, spec_of
 from longread.cli.describe import config_lines
 from longread.cli.engine_flags import add_memory_flags, options_from
-from longread.cli.parser import Parser, nearest
+from longread.cli.hardware_flags import add_hardware_flags, refuse_without_hardware
+from longread.cli.parser import Parser, UsageError, nearest
 from longread.plan.machine import probe_machine
 from longread.plan.resolve import resolve
 from longread.spec import count
 from longread.spec.config import ResolvedConfig
+from longread.spec.config_json import read_config, spec_from_config
 from longread.spec.errors import ConfigError, LongreadError
 from longread.spec.model import ModelSpec
 from longread.spec.releases import release
@@ -23,22 +28,36 @@ if TYPE_CHECKING:
 def add_parser(commands: "_SubParsersAction[Parser]", name: str) -> None:
     parser = commands.add_parser(
         name,
-        help="say what a model is and what it takes here",
+        help="say what a model is and what it takes, here or on other hardware",
         description="Say what a model is (parameters, bytes on disk, cache bytes a token) and how its memory would be "
-        "laid out on this machine. Reads config.json only.",
+        "laid out on this machine. With --hardware: memory and capacity there; with a load as well (--isl): ranked "
+        "deployments with predicted times. Reads config.json only.",
     )
     parser.add_argument(
         "model",
         metavar="CHECKPOINT|NAME",
-        help=f"a checkpoint folder, a bundled model ({', '.join(BUNDLED)}), or a public one such as V4-Flash",
+        nargs="?",
+        help=f"a checkpoint folder or config.json, a bundled model ({', '.join(BUNDLED)}), or a public one such as "
+        "V4-Flash",
     )
     add_memory_flags(parser)
+    add_hardware_flags(parser)
     parser.set_defaults(run=run, parser=parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Exit 1 when it does not fit; what the model is gets printed all the same."""
+    # Reports and searches are loaded when they are asked for: the plain plan stays quick.
+    from longread.cli.planning import run_hardware, run_published
+
+    if args.published:
+        return run_published(args)
+    if args.model is None:
+        raise UsageError(f"the following arguments are required: CHECKPOINT|NAME; see {args.parser.prog} --help")
     spec = find_spec(args.model)
+    if args.hardware is not None:
+        return run_hardware(args, spec)
+    refuse_without_hardware(args)
     print("\n".join(spec_lines(spec)))
     options = options_from(args, args.model)
     try:
@@ -52,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def find_spec(name: str) -> ModelSpec:
-    """Of a checkpoint folder when there is one, else of a bundled model, else of a release.
+    """Of a checkpoint folder or a config.json when there is one, else of a bundled model, else of a release.
 
     Raises ConfigError or CheckpointError.
     """
@@ -60,6 +79,8 @@ def find_spec(name: str) -> ModelSpec:
         raise ConfigError("the model is empty; give a checkpoint folder, or a public model such as V4-Flash")
     if name in BUNDLED or Path(name).is_dir():
         return spec_of(locate(name))
+    if Path(name).is_file():
+        return spec_from_config(read_config(Path(name)))
     if name.startswith((".", "/", "~")):
         raise ConfigError(f"{name}: no such folder; give a checkpoint folder, or a public model such as V4-Flash")
     near = nearest(name, BUNDLED)

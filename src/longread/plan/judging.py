@@ -14,12 +14,13 @@ from longread.plan.space import simplicity
 
 GRADES: tuple[Grade, ...] = ("no", "unlikely", "likely", "yes")
 EQUAL = 1.10  # throughput and times closer than this rank as equal: less than any interval here is wide
+HOPELESS = 4.0
 TOLD = 1.05  # what differs by less is not mentioned
 RULE = (
     "engines that exist for this hardware first; then all requests at once in memory; then the worst of the targets "
-    "(yes, likely, unlikely, no by the interval; misses by how far); then the release's own precision; then "
-    "output tokens/s; then the first token at load; then the longest stall between tokens; then fewer things to run. "
-    "Within 10 % counts as equal."
+    "(yes, likely, unlikely, no by the interval; misses by how far, up to 4 times); then the release's own precision; "
+    "then output tokens/s; then the first token at load; then the longest stall between tokens; then fewer things to "
+    "run. Within 10 % counts as equal."
 )
 _RESOURCES = {
     "interconnect": ("all-reduce", "all-to-all", "all-gather", "hand-over"),
@@ -138,9 +139,10 @@ def _worst(c: Candidate) -> float:
 
 
 def _miss(c: Candidate) -> float:
+    """Beyond ``HOPELESS`` times a target nobody is served better by a little less."""
     if not missed(c):
         return 0.0
-    return max(math.log(e.centre / target) for e, target in targets(c.workload, c.times).values())
+    return min(max(math.log(e.centre / t) for e, t in targets(c.workload, c.times).values()), math.log(HOPELESS))
 
 
 def _short(c: Candidate) -> float:

@@ -12,9 +12,10 @@ from longread.plan.calibrate import Factors, default_factors
 from longread.plan.candidate import Candidate, SearchResult
 from longread.plan.deployment import Deployment, EngineName, ExpertFormat, Strategy, Workload
 from longread.plan.evaluate import Glance, glance, times
+from longread.plan.figures import seconds
 from longread.plan.floor import cached_bytes, cold_floor, decode_floor, suffix_floor
 from longread.plan.gpu_memory import GIB, GpuMemory, capacity_of, gpu_memory
-from longread.plan.judging import RULE, binding, lost, missed, ranked, verdicts
+from longread.plan.judging import RULE, binding, dominant, lost, missed, ranked, verdicts
 from longread.plan.peer_capacity import PeerCapacity, peer_capacity
 from longread.plan.refusals import Refused, grouped, memory_refusal, session_refusal
 from longread.plan.shards import check_strategy
@@ -134,28 +135,18 @@ def require_possible(spec: ModelSpec, hardware: Hardware, w: Workload) -> dict[s
     what = f"{new:,} new tokens behind {w.cached:,} read ones" if w.cached else f"{w.isl:,} tokens"
     if w.ttft_target is not None and w.ttft_target < first:
         raise ConfigError(
-            f"slo ttft={_time(w.ttft_target)} is below the physical floor of {_time(first)}: {what} at the peak rates "
-            f"of all {hardware.total_gpus} cards of {hardware.label}, nothing lost; ask for more time, less new "
+            f"slo ttft={seconds(w.ttft_target)} is below the physical floor of {seconds(first)}: {what} at the peak "
+            f"rates of all {hardware.total_gpus} cards of {hardware.label}, nothing lost; ask for more time, less new "
             "input, or more cards"
         )
     if w.tpot_target is not None and w.tpot_target < between:
         raise ConfigError(
-            f"slo tpot={_time(w.tpot_target)} is below the physical floor of {_time(between)}: one step of "
-            f"{w.concurrency} sequences reads its weights and caches at the peak bandwidth of all "
-            f"{hardware.total_gpus} cards of {hardware.label} ({_time(alone)} for one sequence); ask for more time, "
+            f"slo tpot={seconds(w.tpot_target)} is below the physical floor of {seconds(between)}: one step "
+            f"with {w.concurrency} at once reads weights and caches at the peak bandwidth of all "
+            f"{hardware.total_gpus} cards of {hardware.label} ({seconds(alone)} for one alone); ask for more time, "
             "fewer at once, or more cards"
         )
     return {"ttft": first, "ttft cold": cold, "tpot": between}
-
-
-def _time(seconds: float) -> str:
-    return (
-        f"{seconds:.3g} s"
-        if seconds >= 1
-        else f"{seconds * 1e3:.3g} ms"
-        if seconds >= 1e-3
-        else f"{seconds * 1e6:.3g} us"
-    )
 
 
 def _place_all(
@@ -377,7 +368,13 @@ def _instead(w: Workload, order: list[Candidate], placed: list[_Placed], factors
             f"no plan is likely to meet {named} with {w.concurrency:,} at once; {d.engine} {d.strategy.label} "
             f"(chunk {d.chunk:,}) is with up to {most:,}"
         )
-    return f"no plan is likely to meet {named}, even for one request at a time"
+    d, seats = min(tried, key=lambda pair: times(pair[0], replace(w, concurrency=1), pair[1], factors).load.centre)
+    alone = times(d, replace(w, concurrency=1), seats, factors)
+    return (
+        f"no plan is likely to meet {named}, even for one request at a time: the soonest first token is "
+        f"{seconds(alone.load.centre)} ({d.engine} {d.strategy.label}; {dominant(alone.first.parts)}), "
+        f"{seconds(alone.steady.centre)} a token"
+    )
 
 
 def most_at_once(d: Deployment, w: Workload, seats: int, factors: Factors) -> int:

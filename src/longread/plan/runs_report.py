@@ -1,0 +1,109 @@
+"""Measured runs against predictions on a screen: the published table, and own results before and after calibration."""
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from longread.plan.calibrate import Calibration, Held, default_factors, leave_one_out, median_error, predict
+from longread.plan.estimate import Estimate
+from longread.plan.figures import rate, seconds, span
+from longread.plan.published import Run, left_out
+
+MILLI = ("ttft", "tpot")
+
+
+def print_published(console: Console) -> None:
+    """Every published run: measured, predicted with and without itself, inside the interval or why not."""
+    held = leave_one_out()
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for name in ("run", "engine, hardware", "measured", "predicted", "without this run", "error", "inside", "source"):
+        table.add_column(name, overflow="fold")
+    factors = default_factors()
+    for h in held:
+        d = h.run.deployment
+        inside = "[green]yes[/]" if h.holds else f"[red]no[/]: {escape(h.reason)}"
+        if not h.run.fit:
+            inside += " [dim](not fitted)[/]"
+        table.add_row(
+            escape(h.run.label),
+            f"{d.engine} {d.strategy.label} {d.hardware.label}",
+            _value(h.run),
+            _shown(h.run, predict(h.run, factors)),
+            _shown(h.run, h.predicted),
+            f"{h.error:+.0%}",
+            inside,
+            escape(h.run.source),
+        )
+    console.print(table)
+    console.print(published_summary(held))
+    for what, why in left_out():
+        console.print(f"[dim]not in the table: {escape(what)}: {escape(why)}[/]")
+
+
+def published_summary(held: tuple[Held, ...]) -> str:
+    fitted = [h for h in held if h.run.fit]
+    whole = leave_one_out(by="deployment")
+    return (
+        f"{len(held)} runs, {len(fitted)} calibrate. Median error of the centre {median_error(held):.1%} with the run "
+        f"left out ({sum(h.holds for h in fitted)} of {len(fitted)} inside), {median_error(whole):.1%} with its whole "
+        f"deployment left out ({sum(h.holds for h in whole if h.run.fit)} inside)"
+    )
+
+
+def published_rows() -> list[dict[str, object]]:
+    """The same for JSON, in base units."""
+    factors, rows = default_factors(), []
+    for h in leave_one_out():
+        d, p, q = h.run.deployment, predict(h.run, factors), h.predicted
+        rows.append(
+            {
+                "run": h.run.label,
+                "source": h.run.source,
+                "engine": d.engine,
+                "strategy": d.strategy.label,
+                "hardware": d.hardware.label,
+                "metric": h.run.metric,
+                "measured": h.run.value,
+                "predicted": [p.low, p.centre, p.high],
+                "left_out": [q.low, q.centre, q.high],
+                "error": h.error,
+                "inside": h.holds,
+                "reason": h.reason,
+                "calibrates": h.run.fit,
+            }
+        )
+    return rows
+
+
+def print_calibration(console: Console, c: Calibration) -> None:
+    """Own runs: measured, predicted before, after, and with the run itself left out."""
+    console.print(f"[bold]calibration[/] with {len(c.rows)} runs of your own")
+    for row in c.rows:
+        console.print("  " + escape(row.line()))
+    console.print(
+        f"  median error of the centre: before {c.error('before'):.0%}, after {c.error('after'):.0%}, "
+        f"each run left out {c.error('held_out'):.0%}"
+    )
+
+
+def calibration_rows(c: Calibration) -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = []
+    for row in c.rows:
+        own = {name: getattr(row, name) for name in ("before", "after", "held_out")}
+        rows.append(
+            {
+                "run": row.run.label,
+                "source": row.run.source,
+                "measured": row.run.value,
+                **{name: [e.low, e.centre, e.high] for name, e in own.items()},
+            }
+        )
+    return rows
+
+
+def _value(run: Run) -> str:
+    return seconds(run.value) if run.metric in MILLI else f"{run.value:,.0f} tokens/s"
+
+
+def _shown(run: Run, e: Estimate) -> str:
+    return span(e) if run.metric in MILLI else rate(e)
