@@ -9,6 +9,7 @@ which prints one line on stderr and no findings).
 import argparse
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,6 +54,15 @@ def add_parser(commands: "_SubParsersAction[Parser]", name: str) -> None:
         "nvidia-smi topo -m, topo -p2p r, nvlink -s, vllm collect-env, sglang.check_env, longread doctor --json, logs",
     )
     parser.add_argument(
+        "--url",
+        metavar="URL",
+        help="add what a running Longread, vLLM or SGLang server is bound by, from /metrics read twice; with a server "
+        "on another machine, this machine is left out",
+    )
+    parser.add_argument("--interval", type=seconds, default=5.0, metavar="S", help="seconds between the two readings")
+    parser.add_argument("--api-key", metavar="KEY", help="sent to --url as a bearer token")
+    parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="the same, as the first line of a file")
+    parser.add_argument(
         "--ask-torch",
         action="store_true",
         help="ask torch itself for its GPU architectures, in a second Python (takes seconds; default: a table)",
@@ -79,8 +89,52 @@ def run(args: argparse.Namespace) -> int:
     return exit_code(findings)
 
 
+def seconds(text: str) -> float:
+    """From 0.1 s to ten minutes."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0.1 <= value <= 600:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.1 to 600")
+    return value
+
+
 def _facts(args: argparse.Namespace) -> "Facts":
     """Of this machine, or of what the options name instead."""
+    if args.url is None:
+        if args.api_key or args.api_key_file:
+            raise UsageError("--api-key belongs to --url, which is missing")
+        return _machine(args)
+    from longread.plan.doctor.facts import Facts
+    from longread.plan.doctor.live import base_url, is_local, read_live
+
+    url = base_url(args.url)
+    machine = _machine(args) if args.files or args.store or is_local(url) else Facts(origin=url)
+    live = read_live(url, _key(args), args.interval, _say)
+    return replace(machine, live=live)
+
+
+def _key(args: argparse.Namespace) -> str | None:
+    if args.api_key_file is None:
+        return args.api_key
+    if args.api_key is not None:
+        raise UsageError("--api-key and --api-key-file: give one of them")
+    try:
+        lines = args.api_key_file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--api-key-file {args.api_key_file}: {error}") from None
+    if not lines or not lines[0].strip():
+        raise UsageError(f"--api-key-file {args.api_key_file} is empty")
+    return lines[0].strip()
+
+
+def _say(text: str) -> None:
+    """Where the time goes, on stderr: stdout belongs to the findings."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def _machine(args: argparse.Namespace) -> "Facts":
     from longread.plan.doctor.diagnose import read_this_machine
     from longread.plan.doctor.saved.reading import read_saved
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from longread.plan.doctor.checks_gpu import check_gpus
 from longread.plan.doctor.checks_host import check_host
 from longread.plan.doctor.checks_links import check_links
+from longread.plan.doctor.checks_live import check_live
 from longread.plan.doctor.checks_logs import check_conflicts, check_logs
 from longread.plan.doctor.checks_serving import check_serving
 from longread.plan.doctor.checks_versions import check_versions
@@ -32,6 +33,7 @@ CHECKS = (
     check_serving,
     check_host,
     check_logs,
+    check_live,
 )
 
 
@@ -70,7 +72,12 @@ def unread(facts: Facts) -> list[Finding]:
         Finding("note", f"GPU {ranges(indices)} not read", f"not judged: {listed}", reason)
         for (reason, _), (listed, indices) in by_reason.items()
     ]
-    for subject, told in (("machine", facts), ("versions", facts.versions), ("host", facts.host)):
+    for subject, told in (
+        ("machine", facts),
+        ("versions", facts.versions),
+        ("host", facts.host),
+        ("server", facts.live),
+    ):
         for name, reason in (told.unread if told is not None else {}).items():
             if name != "gpus":  # the check of GPUs says so itself
                 found.append(Finding("note", f"{subject} not read", f"not judged: {name}", reason))

@@ -5,6 +5,7 @@ logs look. Must not know: what a text means (``known_texts``).
 """
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -84,7 +85,8 @@ def looks_like_log(data: bytes) -> bool:
 def read_log(saved: Saved) -> Facts:
     """``logs`` always; ``xids`` where kernel lines were seen; servers and their version where the log names them."""
     data = saved.data
-    hits = [hit for known in KNOWN for hit in _hits(known, saved)]
+    phases = Phases(data)
+    hits = [hit for known in KNOWN for hit in _hits(known, saved, phases)]
     hits.sort(key=lambda hit: hit.line)
     servers = tuple(_servers(data))
     version = _version(data)
@@ -97,7 +99,7 @@ def read_log(saved: Saved) -> Facts:
     return Facts(logs=tuple(hits), xids=_xids(data), servers=servers or None, versions=versions, unread=unread)
 
 
-def _hits(known: Known, saved: Saved) -> Iterator[LogHit]:
+def _hits(known: Known, saved: Saved, phases: "Phases") -> Iterator[LogHit]:
     """One a phase, with how often."""
     data = saved.data
     groups: dict[tuple[str, str], LogHit] = {}
@@ -109,7 +111,7 @@ def _hits(known: Known, saved: Saved) -> Iterator[LogHit]:
             begin, line = _line_at(data, at, needle)
             if begin not in counted and not any(word in line for word in known.excluding):
                 counted.add(begin)
-                _count(groups, known, saved, begin, line)
+                _count(groups, known, saved, begin, line, phases.at(begin))
             at = data.find(needle, at + len(needle))
         if at >= 0 and groups:  # too many to look at: they count for the last group
             key = next(reversed(groups))
@@ -117,13 +119,14 @@ def _hits(known: Known, saved: Saved) -> Iterator[LogHit]:
     yield from groups.values()
 
 
-def _count(groups: dict[tuple[str, str], LogHit], known: Known, saved: Saved, begin: int, line: bytes) -> None:
+def _count(
+    groups: dict[tuple[str, str], LogHit], known: Known, saved: Saved, begin: int, line: bytes, phase: str
+) -> None:
     text = clean(line.decode("utf-8", "replace"))
     match = known.pattern.search(text) if known.pattern else None
     values = {name: value(found) for name, found in match.groupdict().items() if found is not None} if match else {}
     if known.kind == "nan logits" and not values:
         return
-    phase = _phase(saved.data, begin)
     around = _around(saved.data, begin) if known.kind in ("cuda oom", "illegal access") else ""
     key = (phase, around)
     if key in groups:
@@ -149,10 +152,26 @@ def _line_at(data: bytes, at: int, needle: bytes) -> tuple[int, bytes]:
     return begin, data[begin : end if end >= 0 else at + len(needle) + LINE_CHARACTERS].rstrip(b"\r")
 
 
-def _phase(data: bytes, at: int) -> str:
-    started = max(data.rfind(mark, 0, at) for mark in STARTS)
-    ready = max(data.rfind(mark, 0, at) for mark in READY)
-    return "" if started < 0 and ready < 0 else "serving" if ready > started else "start"
+class Phases:
+    """Where in a log a server began to start, and where it was ready: a sweep each, asked many times."""
+
+    def __init__(self, data: bytes):
+        marks = [(at, "start") for mark in STARTS for at in _places(data, mark)]
+        marks += [(at, "serving") for mark in READY for at in _places(data, mark)]
+        self._marks = sorted(marks)
+
+    def at(self, place: int) -> str:
+        """ "" before the first mark."""
+        before = bisect_right(self._marks, (place, ""))
+        return self._marks[before - 1][1] if before else ""
+
+
+def _places(data: bytes, mark: bytes) -> Iterator[int]:
+    at, number = data.find(mark), 0
+    while at >= 0 and number < OCCURRENCES:
+        number += 1
+        yield at
+        at = data.find(mark, at + len(mark))
 
 
 def _around(data: bytes, at: int) -> str:

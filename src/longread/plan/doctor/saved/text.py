@@ -42,26 +42,32 @@ def read_file(path: Path) -> Saved:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise ConfigError(f"--from {path}: {reason}") from None
-    with os.fdopen(handle, "rb") as file:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
+    try:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
             raise ConfigError(f"--from {path}: not a regular file; save what it gives into one first")
-        size = os.fstat(handle).st_size
-        try:
-            data = file.read(min(size, FILE_BYTES) if size <= FILE_BYTES else HEAD_BYTES)
-            skipped = 0
-            if size > FILE_BYTES:
-                tail = FILE_BYTES - HEAD_BYTES
-                file.seek(size - tail)
-                data = data[: data.rfind(b"\n") + 1] + file.read(tail)
-                skipped = size - FILE_BYTES
-        except OSError as error:
-            raise ConfigError(f"--from {path}: {error.strerror}") from None
+        data, skipped = _both_ends(handle, status.st_size)
+    except OSError as error:
+        raise ConfigError(f"--from {path}: {error.strerror}") from None
+    finally:
+        os.close(handle)
     data = _utf8(data)
     if not data.strip():
         raise ConfigError(f"--from {path}: the file is empty")
     if b"\0" in data[:65536]:
         raise ConfigError(f"--from {path}: a binary file, not text (is it compressed? unpack it first)")
-    return Saved(name=str(path), data=data, size=size, skipped=skipped)
+    return Saved(name=str(path), data=data, size=status.st_size, skipped=skipped)
+
+
+def _both_ends(handle: int, size: int) -> tuple[bytes, int]:
+    """All of a file, or its beginning and its end in whole lines, and how much is left out between."""
+    with os.fdopen(handle, "rb", closefd=False) as file:
+        if size <= FILE_BYTES:
+            return file.read(FILE_BYTES), 0
+        head = file.read(HEAD_BYTES)
+        file.seek(size - (FILE_BYTES - HEAD_BYTES))
+        tail = file.read(FILE_BYTES - HEAD_BYTES)
+    return head[: head.rfind(b"\n") + 1] + tail[tail.find(b"\n") + 1 :], size - FILE_BYTES
 
 
 def _utf8(data: bytes) -> bytes:
