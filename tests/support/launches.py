@@ -36,7 +36,7 @@ COLD = Workload(32768, 512, 0.0, 8, ttft_target=60.0)
 
 def vllm_cases() -> dict[str, Case]:
     """By name; everything is run for both versions but what 0.26.0 refuses (names with "0.33")."""
-    host = 200 * 2**30
+    host, r1 = 200 * 2**30, Options(model="deepseek-ai/DeepSeek-R1", draft_tokens=1)
     return {
         "v3 tp8": (plan("DeepSeek-V3", "8xH200", Strategy(8)), COLD, Options()),
         "v3 fp8 dcp": (
@@ -46,7 +46,7 @@ def vllm_cases() -> dict[str, Case]:
         ),
         "v3.1 two nodes pp": (plan("DeepSeek-V3.1", "2x8xH20-96", Strategy(8, 2)), COLD, Options(interface="bond0")),
         "v2-lite": (plan("DeepSeek-V2-Lite", "H20-96", Strategy(1)), None, Options()),
-        "r1 dp ep mtp": (plan("DeepSeek-R1", "8xH200", Strategy(8, dp=8, ep=True)), COLD, Options(draft_tokens=1)),
+        "r1 dp ep mtp": (plan("DeepSeek-R1", "8xH200", Strategy(8, dp=8, ep=True)), COLD, r1),
         "v3.2 dp": (plan("DeepSeek-V3.2", "8xH20-141", Strategy(8, dp=4, ep=True)), LOAD, Options()),
         "v3.2 cp 0.33": (plan("DeepSeek-V3.2", "8xH200", Strategy(4, cp=2)), LOAD, Options()),
         "v4 tp8 host": (plan("DeepSeek-V4-Flash", "8xH20-96", Strategy(8), host_cache=host), LOAD, Options()),

@@ -230,3 +230,17 @@ def test_a_model_without_a_public_name_needs_its_folder() -> None:
     with pytest.raises(ConfigError, match="name the folder"):
         emit(d, LOAD, "vllm")
     assert "vllm serve '/my models/v4'" in emit(d, LOAD, "vllm", Options(model="/my models/v4"))
+
+
+def test_r1_thinks_always_and_is_known_by_its_name() -> None:
+    d, load, options = vllm_cases()["r1 dp ep mtp"]
+    assert "--reasoning-parser deepseek_r1" in emit(d, load, "vllm", options)
+    assert "--reasoning-parser deepseek-r1" in emit(d, load, "sglang", options)
+    assert "--reasoning-parser" not in emit(d, load, "vllm")
+
+
+def test_documents_on_disk_have_a_folder() -> None:
+    d, load, options = sglang_cases()["v4 disk"]
+    script = emit(d, load, "sglang", options)
+    assert "--hicache-storage-backend file" in script
+    assert "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR=/var/cache/sglang/documents" in script

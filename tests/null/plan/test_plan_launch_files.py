@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import yaml  # comes with transformers
+import yaml  # type: ignore[import-untyped]  # comes with transformers
 from launches import Case, plan, sglang_cases, vllm_cases
 
 from longread.plan.cards import parse_hardware

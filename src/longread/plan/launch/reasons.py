@@ -91,6 +91,11 @@ def model_of(d: Deployment, options: Options) -> str:
     return f"deepseek-ai/{d.spec.label}"
 
 
+def is_r1(options: Options) -> bool:
+    """R1 has V3's architecture, but always thinks: only its name tells."""
+    return options.model is not None and "-R1" in options.model.rsplit("/", 1)[-1]
+
+
 def common_notes(d: Deployment, memory: GpuMemory, workload: Workload | None) -> list[str]:
     """The header: what the plan holds, and for which load it was made."""
     parts = f"weights {gib(memory.weight_total)}, beside them {gib(memory.beside)}, cache {gib(memory.free)}"

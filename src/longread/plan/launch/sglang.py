@@ -45,7 +45,7 @@ def sglang_launch(d: Deployment, workload: Workload | None, options: Options) ->
         *_memory(d, memory, workload),
         *_scheduler(d, memory, workload, options),
         *_kernels(d),
-        *_parsers(d),
+        *_parsers(d, options),
         *_drafter(d, options),
     ]
     processes = tuple(_process(d, options, p) for p in place(d, options))
@@ -56,7 +56,7 @@ def sglang_launch(d: Deployment, workload: Workload | None, options: Options) ->
         f"{d.spec.label} on {d.hardware.label}, {d.strategy.label}",
         ("python3", "-m", "sglang.launch_server", "--model-path", model),
         tuple(flags),
-        tuple(_variables(d, options)),
+        tuple(_variables(d, workload, options)),
         processes,
         tuple(_notes(d, memory, workload, options, version)),
         d.hardware.gpus,
@@ -224,7 +224,7 @@ def _host_cache(d: Deployment, workload: Workload | None) -> list[Flag]:
         ),
     ]
     if workload is not None and workload.tier == "disk" and workload.prefix > 0:
-        why = "documents that were read before lie in files (SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR)"
+        why = f"{workload.prefix:.0%} of each prompt was read before and lies in files, one a page"
         flags.append(Flag("--hicache-storage-backend", "file", why))
     return flags
 
@@ -275,11 +275,12 @@ def _kernels(d: Deployment) -> list[Flag]:
     return flags
 
 
-def _parsers(d: Deployment) -> list[Flag]:
+def _parsers(d: Deployment, options: Options) -> list[Flag]:
     family, label = d.spec.family, d.spec.label
     reasoning, tool = _REASONING.get(family), _TOOLS.get(family)
     if family == "deepseek_v3":
         reasoning, tool = ("deepseek-v3", "deepseekv31") if label == "DeepSeek-V3.1" else (None, "deepseekv3")
+        reasoning = "deepseek-r1" if reasons.is_r1(options) else reasoning
     flags = []
     if reasoning is not None:
         flags.append(Flag("--reasoning-parser", reasoning, f"{label}: text before </think> goes to reasoning_content"))
@@ -303,13 +304,16 @@ def _drafter(d: Deployment, options: Options) -> list[Flag]:
     ]
 
 
-def _variables(d: Deployment, options: Options) -> list[Variable]:
+def _variables(d: Deployment, workload: Workload | None, options: Options) -> list[Variable]:
     folder = options.cache_folder.format(engine="sglang")
     found = [
         Variable("SGLANG_CACHE_DIR", folder, "compiled results survive a restart here"),
         Variable("SGLANG_DG_CACHE_DIR", f"{folder}/deep_gemm", "DeepGEMM's kernels as well"),
         Variable("TRITON_CACHE_DIR", f"{folder}/triton", "and Triton's: the first request waits for none of them"),
     ]
+    if d.host_cache > 0 and workload is not None and workload.tier == "disk" and workload.prefix > 0:
+        why = "documents that were read before are kept here; put it on the fastest disk, and clear it by hand"
+        found.append(Variable("SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR", f"{folder}/documents", why))
     if d.hardware.card.architecture in ("hopper", "blackwell"):
         why = f"GEMMs of up to {d.chunk * d.strategy.dp:,} rows are compiled before the first request, not during it"
         found.append(Variable("SGLANG_JIT_DEEPGEMM_PRECOMPILE", "1", why))

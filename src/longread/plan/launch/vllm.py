@@ -50,7 +50,7 @@ def vllm_launch(d: Deployment, workload: Workload | None, options: Options) -> L
         *_memory(d, memory, workload, options),
         *_scheduler(d, memory, workload, options, version),
         *_kernels(d),
-        *_parsers(d),
+        *_parsers(d, options),
         *_drafter(d, options),
     ]
     processes = tuple(_process(d, options, p) for p in place(d, options))
@@ -286,7 +286,7 @@ def _expert_type(d: Deployment) -> str:
     return d.spec.quant.experts if d.spec.quant is not None else "bf16"
 
 
-def _parsers(d: Deployment) -> list[Flag]:
+def _parsers(d: Deployment, options: Options) -> list[Flag]:
     family, label = d.spec.family, d.spec.label
     flags = []
     reasoning, tool = _REASONING.get(family), _TOKENIZERS.get(family)
@@ -295,6 +295,7 @@ def _parsers(d: Deployment) -> list[Flag]:
         flags.append(Flag("--tokenizer-mode", _TOKENIZERS[family], why))
     if family == "deepseek_v3":
         reasoning, tool = ("deepseek_v3", "deepseek_v31") if label == "DeepSeek-V3.1" else (None, "deepseek_v3")
+        reasoning = "deepseek_r1" if reasons.is_r1(options) else reasoning
     if reasoning is not None:
         flags.append(Flag("--reasoning-parser", reasoning, f"{label}: text before </think> goes to reasoning"))
     if tool is not None:
