@@ -67,9 +67,8 @@ def _node(launch: Launch, processes: Iterable[Process], indent: str) -> list[str
     """Commands of one node; several replicas run side by side."""
     found, lines = list(processes), []
     for p in found:
-        extra = [w for v in p.variables for w in _variable(v)] + [w for flag in p.flags for w in _flag(flag)]
-        own = [line for line in extra if line.lstrip().startswith("#")]
-        lines += [f"{indent}{line.strip()}" for line in own]
+        for entry in (*p.variables, *p.flags):  # on one line below, so each reason names its own
+            lines += comment(f"{entry.name}: {entry.why}", indent)
         variables = "".join(f" {shlex.quote(f'{v.name}={v.value}')}" for v in p.variables)
         flags = "".join(f" {shlex.join(flag.words)}" for flag in p.flags)
         end = " &" if len(found) > 1 else ""
