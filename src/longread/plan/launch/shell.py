@@ -67,8 +67,9 @@ def _node(launch: Launch, processes: Iterable[Process], indent: str) -> list[str
     """Commands of one node; several replicas run side by side."""
     found, lines = list(processes), []
     for p in found:
-        for entry in (*p.variables, *p.flags):  # on one line below, so each reason names its own
-            lines += comment(f"{entry.name}: {entry.why}", indent)
+        # They stand on one line below, so each reason names its own.
+        reasons = [(v.name, v.why) for v in p.variables] + [(f.name, f.why) for f in p.flags]
+        lines += [line for name, why in reasons for line in comment(f"{name}: {why}", indent)]
         variables = "".join(f" {shlex.quote(f'{v.name}={v.value}')}" for v in p.variables)
         flags = "".join(f" {shlex.join(flag.words)}" for flag in p.flags)
         end = " &" if len(found) > 1 else ""
