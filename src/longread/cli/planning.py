@@ -40,7 +40,7 @@ def run_published(args: argparse.Namespace) -> int:
 
 
 def run_hardware(args: argparse.Namespace, spec: ModelSpec) -> int:
-    """Exit 1 when nothing fits. Raises ConfigError for a load or a split that cannot be."""
+    """Exit 1 when nothing fits that runs there today. Raises ConfigError for a load or a split that cannot be."""
     refuse_here(args)
     hardware = parse_hardware(args.hardware)
     learnt = _calibration(args, spec, hardware)
@@ -68,7 +68,7 @@ def _search(args: argparse.Namespace, spec: ModelSpec, hardware: Hardware, learn
         from longread.plan.report import print_search
 
         print_search(_console(), result, args.top or TOP)
-    return 0 if result.feasible else 1
+    return 0 if result.best is not None else 1
 
 
 def _survey(args: argparse.Namespace, spec: ModelSpec, hardware: Hardware) -> int:

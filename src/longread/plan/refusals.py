@@ -49,20 +49,23 @@ def session_refusal(d: Deployment, sessions: int, w: Workload) -> Refused:
     )
 
 
-def grouped(refused: list[Refused]) -> tuple[Refusal, ...]:
-    """One line a limit: memory by cards a replica and expert format, the rest by the limit's words."""
+def grouped(refused: list[Refused], least: int) -> tuple[Refusal, ...]:
+    """One line a limit: memory by cards a replica and expert format, the rest by the limit's words.
+
+    ``least``: cards of the smallest replica that fits; smaller ones are one line together. 0: none fits.
+    """
     groups: dict[tuple[object, ...], list[Refused]] = defaultdict(list)
     for r in refused:
-        groups[_key(r)].append(r)
-    rows = [_refusal(members) for members in groups.values()]
+        groups[_key(r, least)].append(r)
+    rows = [_refusal(members, least) for members in groups.values()]
     order = {"memory": 0, "sessions": 1, "engine": 2, "strategy": 3}
     return tuple(sorted(rows, key=lambda row: (order[row.kind], -row.count)))
 
 
-def _key(r: Refused) -> tuple[object, ...]:
+def _key(r: Refused, least: int) -> tuple[object, ...]:
     d = r.deployment
     if r.kind == "memory":
-        return r.kind, d.strategy.gpus, d.experts
+        return r.kind, d.experts, max(d.strategy.gpus, least - 1)
     if r.kind == "sessions":
         return r.kind, d.engine
     return r.kind, _problem(r)
@@ -73,7 +76,7 @@ def _problem(r: Refused) -> str:
     return r.limit.split(": ", 1)[1] if r.kind == "strategy" and ": " in r.limit else r.limit
 
 
-def _refusal(members: list[Refused]) -> Refusal:
+def _refusal(members: list[Refused], least: int) -> Refusal:
     nearest = min(members, key=lambda r: (r.value or 0) / r.bound if r.bound else 0.0)
     d = nearest.deployment
     labels = list(dict.fromkeys(_label(r.deployment) for r in members))
@@ -81,6 +84,8 @@ def _refusal(members: list[Refused]) -> Refusal:
     by, unit, cure = "", "", nearest.cure
     if nearest.kind == "memory" and nearest.value is not None and nearest.bound is not None:
         by, unit = f"{(nearest.value - nearest.bound) / GIB:.1f} GiB over", "bytes"
+        if not cure and d.strategy.gpus < least:
+            cure = f"a replica over {least} cards or more, as ranked"
         cure = cure or _room(d, nearest.value - nearest.bound)
     elif nearest.kind == "sessions" and nearest.value is not None:
         by, unit = f"{nearest.bound or 0:,.0f} of {nearest.value:,.0f} fit", "sessions"

@@ -47,7 +47,7 @@ def hardware_line(h: Hardware) -> str:
     """A card's figures, each with its mark."""
     card = h.card
     shown = {name: figure for name, figure in card.flops.items() if name in ("fp4", "fp8", "bf16")} or card.flops
-    rates = [f"{figure.value / 1e12:,.0f} TFLOP/s {name} ({figure.mark})" for name, figure in shown.items()]
+    rates = [f"{figure.value / 1e12:,.4g} TFLOP/s {name} ({figure.mark})" for name, figure in shown.items()]
     parts = [
         f"{h.total_gpus} x {card.memory.value / 2**30:.1f} GiB ({card.usable.value / 2**30:.1f} usable)",
         f"{card.bandwidth.value / 1e12:.2g} TB/s ({card.bandwidth.mark})",
@@ -75,7 +75,7 @@ def _ranking(r: SearchResult, top: int) -> Table:
     names += ["TTFT at load", "TPOT", "TPOT at load", "tokens/s", "targets"]
     for name in names:
         table.add_column(name, justify="left", no_wrap=name in ("#", "engine", "split"))
-    for rank, c in enumerate(r.feasible[:top], 1):
+    for rank, c in _shown(r, top):
         d, t = c.deployment, c.times
         cells = [str(rank), d.engine + ("" if c.runs_today else "*"), d.strategy.label, f"{d.experts}/{d.cache}"]
         cells += [f"{d.chunk:,}", f"{c.sessions:,}", span(t.cold.total)]
@@ -97,12 +97,26 @@ def _targets(c: Candidate) -> Text:
 
 
 def _lost(console: Console, r: SearchResult, top: int) -> None:
-    shown = r.feasible[:top]
-    if any(not c.runs_today for c in shown):
+    shown = _shown(r, top)
+    if any(not c.runs_today for _, c in shown):
         console.print("[dim]* a prediction of an engine that does not run on this hardware yet[/]")
-    for rank, c in enumerate(shown[1:], 2):
+    for rank, c in shown[1:]:
         lossy = f" [yellow]({escape('; '.join(c.lossy))})[/]" if c.lossy else ""
         console.print(f"[dim]{rank} against 1: {escape(c.lost)}[/]{lossy}")
+
+
+def _shown(r: SearchResult, top: int) -> list[tuple[int, Candidate]]:
+    """The first ``top``, and behind them those that are best at one thing, with their ranks."""
+    numbered = list(enumerate(r.feasible, 1))
+    today = [pair for pair in numbered if pair[1].runs_today] or numbered
+    extremes = [
+        min(today, key=lambda pair: pair[1].times.first.total.centre),
+        min(today, key=lambda pair: pair[1].times.alone.total.centre),
+        max(today, key=lambda pair: pair[1].score),
+        *[pair for pair in numbered if not pair[1].runs_today][:1],
+    ]
+    ranks = {rank for rank, _ in (*numbered[:top], *extremes)}
+    return [pair for pair in numbered if pair[0] in ranks]
 
 
 def _print_best(console: Console, r: SearchResult, c: Candidate) -> None:

@@ -78,8 +78,13 @@ def published_rows() -> list[dict[str, object]]:
 def print_calibration(console: Console, c: Calibration) -> None:
     """Own runs: measured, predicted before, after, and with the run itself left out."""
     console.print(f"[bold]calibration[/] with {len(c.rows)} runs of your own")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for name in ("  run", "measured", "before", "after", "with this run left out"):
+        table.add_column(name)
     for row in c.rows:
-        console.print("  " + escape(row.line()))
+        shown = [f"{span(e)} {e.centre / row.run.value - 1:+.0%}" for e in (row.before, row.after, row.held_out)]
+        table.add_row(f"  {escape(row.run.label)}", seconds(row.run.value), *shown)
+    console.print(table)
     console.print(
         f"  median error of the centre: before {c.error('before'):.0%}, after {c.error('after'):.0%}, "
         f"each run left out {c.error('held_out'):.0%}"

@@ -26,6 +26,7 @@ from longread.plan.space import (
     SHARE,
     SMALLER_CHUNKS,
     Fixed,
+    as_run,
     cache_formats,
     engine_limit,
     expert_formats,
@@ -39,6 +40,7 @@ from longread.spec.hardware import Hardware
 from longread.spec.model import ModelSpec
 
 ENGINES: tuple[EngineName, ...] = ("longread", "vllm", "sglang")
+_DECODED = "on a CPU longread decodes the checkpoint's weights to float32, and is planned so"
 _BY_RATE, _BY_FIRST, _BY_BETWEEN = 6, 3, 2  # of each engine, how many of the quick estimate's best are predicted whole
 _TRIED = (
     3  # of the best and of the quickest, how many are asked for fewer requests at once where the targets are missed
@@ -74,6 +76,7 @@ def search(
     requests fit at once, those of the waiting ones are planned on the host. Raises ``ConfigError``: the load is
     impossible or contradictory (it names limit and floor), or what was fixed can be run in no way.
     """
+    spec, decoded = as_run(spec, hardware), hardware.card.architecture == "cpu"
     decided = fixed or Fixed()
     decided = replace(decided, experts=experts or decided.experts)
     floors = require_possible(spec, hardware, workload)
@@ -99,10 +102,10 @@ def search(
         hardware,
         workload,
         tuple(order),
-        grouped(refused),
+        grouped(refused, min((p.deployment.strategy.gpus for p in placed), default=0)),
         floors,
         RULE,
-        tuple(_notes(workload, order, bool(whole), placed, known)),
+        (*((_DECODED,) if decoded else ()), *_notes(workload, order, bool(whole), placed, known)),
         considered,
     )
 
@@ -167,7 +170,12 @@ def _place_all(
                     considered += 1
                     d = _deployment(spec, hardware, strategy, w, engine, form, cache, fixed, chunk)
                     found = _place(d, w, fixed)
-                    (placed if isinstance(found, _Placed) else refused).append(found)  # type: ignore[arg-type]
+                    if isinstance(found, Refused):
+                        refused.append(found)
+                        continue
+                    placed.append(found)
+                    if found.sessions >= w.concurrency:
+                        break  # the next cache type would only hold more than was asked for, or be lossy
     return placed, refused, considered
 
 
@@ -322,6 +330,11 @@ def _candidate(p: _Placed, w: Workload, factors: Factors, refused: list[Refused]
         return None
     if d.memory_share > SHARE:
         notes.append(f"fits only with {d.memory_share:.0%} of the memory: leave nothing else on the cards")
+    if d.strategy.cp > 1 and d.engine == "sglang":
+        notes.append(
+            "published with context parallelism are machines that only read prompts; that the same cards decode so is "
+            "assumed"
+        )
     if other_checkpoint(d):
         notes.append(other_checkpoint(d))
     return Candidate(

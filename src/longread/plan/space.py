@@ -4,7 +4,7 @@ Knows the engines' documented limits (with where they are documented); computes 
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from longread.plan.deployment import Deployment, EngineName, ExpertFormat, Strategy
 from longread.spec.hardware import Hardware
@@ -57,8 +57,8 @@ def strategies(spec: ModelSpec, hardware: Hardware, engine: EngineName, fixed: F
         for cp in _choices(fixed.cp, _divisors(hardware.gpus) if _has_cp(spec, engine) else [1]):
             for tp in _choices(fixed.tp, widths):
                 size = tp * pp * cp
-                free = (fixed.tp, fixed.pp, fixed.cp).count(None)
-                if size not in sizes and (free == 3 or (free and size > total)):
+                free = [n for n, given in ((tp, fixed.tp), (pp, fixed.pp), (cp, fixed.cp)) if given is None]
+                if size not in sizes and (len(free) == 3 or (size > total and max(free, default=1) > 1)):
                     continue
                 replicas = fixed.replicas if fixed.replicas is not None else max(total // max(size, 1), 1)
                 yield from _attention_splits(engine, tp, pp, cp, replicas, fixed)
@@ -108,10 +108,17 @@ def cache_formats(spec: ModelSpec, hardware: Hardware, fixed: Fixed) -> tuple[st
     if fixed.cache is not None:
         return (fixed.cache,)
     if hardware.card.architecture == "cpu":
-        return ("float32" if spec.torch_dtype == "float32" else "bfloat16",)
+        return ("float32",)
     if spec.compressed is not None:
         return ("fp8_ds_mla",)
     return ("fp8_ds_mla", "bfloat16") if spec.indexer is not None else ("bfloat16", "fp8")
+
+
+def as_run(spec: ModelSpec, hardware: Hardware) -> ModelSpec:
+    """The model as an engine holds it there: longread's CPU engine decodes to float32 unless told otherwise."""
+    if hardware.card.architecture != "cpu":
+        return spec
+    return replace(spec, quant=None, torch_dtype="float32")
 
 
 def lossy(d: Deployment) -> tuple[str, ...]:
@@ -137,11 +144,6 @@ def engine_limit(d: Deployment) -> str | None:
     """Why ``d.engine`` cannot run ``d`` at all, whatever its size; None: nothing known speaks against it."""
     card, spec, s = d.hardware.card, d.spec, d.strategy
     if d.engine == "longread":
-        if card.architecture == "cpu" and spec.quant is not None:
-            return (
-                "longread's CPU engine decodes quantised weights to plain floats; leave --hardware away for its memory "
-                "on this machine"
-            )
         return "longread runs on one CPU as one process" if card.architecture == "cpu" and s.gpus > 1 else None
     if card.architecture == "cpu":
         return "plans for vllm and sglang are for GPUs; on a CPU longread runs"

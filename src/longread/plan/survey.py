@@ -19,7 +19,7 @@ from longread.plan.gpu_memory import (
 )
 from longread.plan.peer_capacity import PeerCapacity, peer_capacity
 from longread.plan.shards import check_strategy
-from longread.plan.space import CHUNK, SHARE, Fixed, cache_formats, engine_limit, expert_formats, strategies
+from longread.plan.space import CHUNK, SHARE, Fixed, as_run, cache_formats, engine_limit, expert_formats, strategies
 from longread.spec.errors import ConfigError
 from longread.spec.hardware import Hardware
 from longread.spec.model import ModelSpec
@@ -59,8 +59,9 @@ def survey(
     fixed: Fixed | None = None,
 ) -> Survey:
     """Raises ``ConfigError`` where what was fixed can be run in no way."""
-    decided = fixed or Fixed()
-    first: EngineName = next((e for e in engines if e != "longread"), "longread")
+    spec, decided = as_run(spec, hardware), fixed or Fixed()
+    here = hardware.card.architecture == "cpu"
+    first: EngineName = "longread" if here else next((e for e in engines if e != "longread"), "longread")
     d, chosen = _plainest(spec, hardware, first, decided)
     longest = max_context(d) if decided.context is None else min(max_context(d), decided.context)
     d = replace(d, max_model_len=longest or d.max_model_len)
