@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from longread.cli import bench, demo, doctor, fixture, ingest, plan, probe, serve, store, trace
+from longread.cli import bench, claim, demo, doctor, fixture, ingest, plan, probe, serve, store, trace
 from longread.cli.parser import Parser, UsageError, nearest, refuse_unknown, shorten
 from longread.cli.threads import bound_spinning
 from longread.cli.version import version
@@ -21,6 +21,7 @@ COMMANDS = {
     "serve": serve,
     "demo": demo,
     "plan": plan,
+    "claim": claim,
     "probe": probe,
     "doctor": doctor,
     "fixture": fixture,

@@ -1,0 +1,86 @@
+"""The verdict on a claim: every statement on every machine and model it fits, and what would settle it."""
+
+from longread.plan.claims.advice import measurement, other_meanings, questions
+from longread.plan.claims.claim import Case, Claim, Finding, Outcome, Verdict, best, worst
+from longread.plan.claims.first_token import judge_first_token
+from longread.plan.claims.output import judge_output
+from longread.plan.claims.residency import MEMORY, judge_memory
+from longread.spec.errors import ConfigError
+from longread.spec.hardware import Hardware
+from longread.spec.model import ModelSpec
+
+
+def judge(claim: Claim) -> Verdict:
+    """Raises ``ConfigError`` for a claim that says nothing that can be judged."""
+    check(claim)
+    cases = tuple(_case(claim, spec, hardware) for spec in claim.specs for hardware in claim.hardware)
+    return Verdict(
+        claim,
+        best([case.outcome for case in cases]),
+        cases,
+        tuple(other_meanings(claim)),
+        tuple(measurement(claim)),
+        tuple(questions(claim)),
+    )
+
+
+def check(claim: Claim) -> None:
+    """Raises ``ConfigError`` where something needed is missing or two statements exclude each other."""
+    if not claim.hardware:
+        raise ConfigError("the claim names no hardware; add such as 8xH20 (or --hardware 8xH20-96)")
+    if claim.ttft is not None and claim.isl is None:
+        raise ConfigError("the claim has a first-token time but no prompt length; add such as 512K (or --isl 524288)")
+    if claim.ttft is None and claim.tpot is None and claim.rate is None and claim.isl is None:
+        raise ConfigError(
+            "the claim states nothing to judge; give a time to the first token or per token, tokens/s, or a context"
+        )
+    if claim.cached is not None and not 0 <= claim.cached <= 1:
+        raise ConfigError(f"a prefix of {claim.cached:.3g} is outside 0..1 (0.98 or 98%)")
+    if claim.suffix is not None and claim.isl is not None and claim.suffix > claim.isl:
+        raise ConfigError(f"a suffix of {claim.suffix:,} tokens is longer than the whole prompt of {claim.isl:,}")
+    if claim.state == "cold" and (claim.cached or (claim.suffix is not None and claim.suffix != claim.isl)):
+        raise ConfigError("the claim says cold, and that part of the prompt was read before; drop one of them")
+    for name in ("isl", "osl", "ttft", "tpot", "concurrency", "suffix"):
+        value = getattr(claim, name)
+        if value is not None and value <= 0:
+            raise ConfigError(f"{name} must be above 0, not {value}")
+    if claim.rate is not None and claim.rate.value <= 0:
+        raise ConfigError("tokens/s must be above 0")
+
+
+def _case(claim: Claim, spec: ModelSpec, hardware: Hardware) -> Case:
+    memory = judge_memory(claim, spec, hardware)
+    first = [] if claim.ttft is None else judge_first_token(claim, spec, hardware)
+    findings = [*first, *judge_output(claim, spec, hardware), memory]
+    groups: dict[str, list[Outcome]] = {}
+    for found in findings:
+        groups.setdefault(found.group, []).append(found.outcome)
+    # Contexts in turn need room for one; only a claim about nothing but memory stands or falls with all of them.
+    parts = [best(outcomes) for name, outcomes in groups.items() if name != MEMORY]
+    if memory.outcome == "impossible" or not parts:
+        parts.append(memory.outcome)
+    outcome = worst(parts)
+    return Case(
+        spec.label or spec.family,
+        hardware.label,
+        outcome,
+        _headline(findings, outcome),
+        tuple(findings),
+        _notes(claim, spec),
+    )
+
+
+def _headline(findings: list[Finding], outcome: Outcome) -> str:
+    """One sentence: each statement's outcome."""
+    said = "; ".join(f"{f.aspect}: {f.outcome}" for f in findings)
+    return f"{outcome} ({said})"
+
+
+def _notes(claim: Claim, spec: ModelSpec) -> tuple[str, ...]:
+    notes = []
+    if claim.isl is not None and claim.isl > spec.max_position:
+        notes.append(
+            f"{claim.isl:,} tokens are {claim.isl / spec.max_position:.1f} times the {spec.max_position:,} that "
+            f"{spec.label} was made for: speed can be shown, quality cannot be assumed; engines refuse it by default"
+        )
+    return tuple(notes)
