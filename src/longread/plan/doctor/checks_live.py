@@ -17,6 +17,7 @@ MOSTLY = 0.8
 FEW_HITS, GOOD_HITS = 0.2, 0.5
 ENOUGH_TOKENS = 10_000  # looked up in the prefix cache, before a hit rate says anything
 LOW_ACCEPTANCE = 0.4
+STILL_SECONDS = 2.0  # without any token, before that is worth a word
 
 KV_REMEDY = {
     "longread": "raise --kv-cache-memory-bytes, keep what is evicted in --host-cache-size and --store, or lower "
@@ -53,10 +54,10 @@ DECODE_REMEDY = {
     "higher one for throughput",
 }
 MISS_REMEDY = {
-    "longread": "longread:prefix_cache_misses says why, `longread store explain` for one call; put what is shared first "
-    "in the prompt; --store, --host-cache-size",
-    "vllm": "put what is shared first in the prompt, byte for byte (no time stamps, no changing ids); on DeepSeek-V4 hits "
-    "can be all or nothing (vllm-project/vllm#42948, #54567)",
+    "longread": "longread:prefix_cache_misses says why, `longread store explain` for one call; put what is shared "
+    "first in the prompt; --store, --host-cache-size",
+    "vllm": "put what is shared first in the prompt, byte for byte (no time stamps, no changing ids); on DeepSeek-V4 "
+    "hits can be all or nothing (vllm-project/vllm#42948, #54567)",
     "sglang": "put what is shared first in the prompt, byte for byte; on DeepSeek-V4 long agent sessions could get 0 "
     "cached tokens (sgl-project/sglang#35129): update; --enable-hierarchical-cache keeps more",
 }
@@ -76,6 +77,7 @@ class Load:
     looked_up: float
     queue_share: float | None
     prefill_share: float | None
+    prefill_since: str
 
 
 def check_live(facts: Facts) -> Iterator[Finding]:
@@ -118,6 +120,7 @@ def read_load(live: Live) -> Load:
     ]
     usage += [live.gauges_before[name] for name in ("kv usage",) if name in live.gauges_before]
     hit_rate = hits / looked_up if hits is not None and looked_up > 0 else live.gauges.get("prefix hit rate")
+    prefill_share, prefill_since = _prefill_share(live.latencies)
     return Load(
         running=max((g["running"] for g in (live.gauges_before, live.gauges) if "running" in g), default=None),
         waiting=(live.gauges_before["waiting"], live.gauges["waiting"])
@@ -130,7 +133,8 @@ def read_load(live: Live) -> Load:
         hit_rate=hit_rate,
         looked_up=looked_up,
         queue_share=_queue_share(live.latencies),
-        prefill_share=_prefill_share(live.latencies),
+        prefill_share=prefill_share,
+        prefill_since=prefill_since,
     )
 
 
@@ -141,18 +145,18 @@ def _queue_share(latencies: Mapping[str, Latency]) -> float | None:
     return min(1.0, queue.mean / first.mean)
 
 
-def _prefill_share(latencies: Mapping[str, Latency]) -> float | None:
-    """Of the time that requests are worked on. Where the engine has no such histograms: from TTFT, queue and end."""
+def _prefill_share(latencies: Mapping[str, Latency]) -> tuple[float | None, str]:
+    """Of the time that requests are worked on, and since when. Without such histograms: from TTFT, queue and end."""
     prefill, decode = latencies.get("prefill"), latencies.get("decode")
     if prefill is not None and decode is not None and prefill.since == decode.since:
         worked = prefill.mean * prefill.count + decode.mean * decode.count
-        return prefill.mean * prefill.count / worked if worked > 0 else None
+        return (prefill.mean * prefill.count / worked if worked > 0 else None), prefill.since
     first, end, queue = latencies.get("TTFT"), latencies.get("end to end"), latencies.get("queue")
     if first is None or end is None or first.since != end.since:
-        return None
+        return None, ""
     waited = queue.mean if queue is not None and queue.since == first.since else 0.0
     worked = end.mean - waited
-    return min(1.0, max(0.0, first.mean - waited) / worked) if worked > 0 else None
+    return (min(1.0, max(0.0, first.mean - waited) / worked) if worked > 0 else None), first.since
 
 
 def _idle(live: Live, load: Load) -> bool:
@@ -204,7 +208,9 @@ def _reading(live: Live) -> Iterator[Finding]:
 
 
 def _stuck(live: Live, load: Load) -> Iterator[Finding]:
-    still = load.token_rate == 0 and not live.grown.get("finished") and bool(load.running)
+    still = (
+        live.seconds >= STILL_SECONDS and load.token_rate == 0 and not live.grown.get("finished") and bool(load.running)
+    )
     if still and live.gauges.get("running"):
         yield Finding(
             "warning",
@@ -260,7 +266,7 @@ def _phases(live: Live, load: Load) -> Iterator[Finding]:
     share = load.prefill_share
     if share is None:
         return
-    since = "" if any(latency.since == "interval" for latency in live.latencies.values()) else " (since the start)"
+    since = " (since the start)" if load.prefill_since == "start" else ""
     if share >= HALF:
         yield Finding(
             "note",
@@ -285,6 +291,9 @@ def _misses(live: Live, load: Load) -> Iterator[Finding]:
     if load.hit_rate is None or load.looked_up < ENOUGH_TOKENS:
         return
     evidence = f"{load.hit_rate:.1%} of {load.looked_up:,.0f} prompt tokens came out of the cache"
+    queries = "prompt tokens" if live.engine == "sglang" else "prefix queries"
+    if not live.grown.get(queries):
+        evidence += ", since the start"
     if load.hit_rate < FEW_HITS:
         bound = (load.prefill_share or 0) >= HALF
         severity: Severity = "warning" if bound else "note"
@@ -349,7 +358,12 @@ def _latency(live: Live) -> Iterator[Finding]:
     """A note, not a judgement: what is long depends on what was promised."""
     rows = [f"{name} {_told(latency)}" for name, latency in live.latencies.items()]
     if rows:
-        yield Finding("note", "latency", "as the server's own histograms have it", "; ".join(rows))
+        yield Finding(
+            "note",
+            "latency",
+            "as the server's histograms have it (percentiles are interpolated inside a bucket)",
+            "; ".join(rows),
+        )
 
 
 def _told(latency: Latency) -> str:
