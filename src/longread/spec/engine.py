@@ -57,6 +57,8 @@ class GenerationRequest:
     """One prompt, one output. ``request_id`` is unique among the requests that have not ended. ``hashed``: the
     prompt's bytes and page identities under the root of its salt, if the caller has computed them. ``cache_salt``: it
     shares cached state with requests of the same salt only (as in vLLM); None: with all others that have none.
+    ``priority``: lower is served first (as in vLLM): up to 0 interactive, 1 to 99 batch, from 100 on ingest. ``owner``:
+    who shares its class's time as one party, a digest of an API key; "": all who have none.
     """
 
     request_id: str
@@ -64,6 +66,8 @@ class GenerationRequest:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     hashed: HashedTokens | None = None
     cache_salt: str | None = None
+    priority: int = 0
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)

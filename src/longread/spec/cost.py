@@ -1,0 +1,160 @@
+"""What a step costs in time: a linear model of its work, and how it is learnt from measured steps.
+
+Knows numbers only. Used by the schedule (how large a step may be), by admission (how long a queue takes) and by the
+simulator (how far the clock moves). Must not know requests, tensors or clocks.
+
+A step over ``d`` decoding rows with contexts summing to ``c`` and prompt chunks of ``n`` tokens behind ``p`` others:
+
+    seconds = launch + decode * d + context * c + sum over chunks (chunk + token * n + pair * n * (p + (n + 1) / 2))
+
+``pair`` is what a prompt token pays for each token that it looks back at; sparse attention makes it small, not zero.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, fields
+
+FEATURES = 6
+_SWEEPS = 200  # of the non-negative solution: six unknowns settle in far fewer
+_SETTLED = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Coefficients in seconds: of a step, a decoding row, a token of a row's context, a chunk, a prompt token, and a
+    prompt token's look at one token before it. None is negative.
+    """
+
+    launch: float = 0.0
+    decode: float = 0.0
+    context: float = 0.0
+    chunk: float = 0.0
+    token: float = 0.0
+    pair: float = 0.0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not (value >= 0 and math.isfinite(value)):
+                raise ValueError(f"{field.name}: a cost must be a finite number of seconds from 0 on, not {value!r}")
+
+    def seconds(self, decodes: tuple[int, int], chunks: Sequence[tuple[int, int]] = ()) -> float:
+        """Seconds of one step. ``decodes``: (rows, tokens of their contexts together); ``chunks``: (tokens, tokens
+        before them) each.
+        """
+        rows, context = decodes
+        total = self.launch + self.decode * rows + self.context * context
+        for tokens, prefix in chunks:
+            total += self.chunk + tokens * (self.token + self.pair * (prefix + (tokens + 1) / 2))
+        return total
+
+    def tokens_within(self, seconds: float, prefix: int = 0) -> float:
+        """How many tokens of one prompt behind ``prefix`` others fit into ``seconds`` beside everything else of the
+        step; not a whole number. ``inf`` where tokens cost nothing.
+        """
+        left = seconds - self.chunk
+        if left <= 0:
+            return 0.0
+        linear, square = self.token + self.pair * (prefix + 0.5), self.pair / 2
+        if not linear:
+            return math.inf
+        # The positive root of square * n² + linear * n = left, in the form that stays exact for a small ``square``.
+        return 2 * left / (linear + math.sqrt(linear * linear + 4 * square * left))
+
+    def prefill_seconds(self, tokens: int, prefix: int = 0, step_tokens: int = 2048) -> float:
+        """Seconds to read ``tokens`` behind ``prefix`` others alone, in steps of ``step_tokens``."""
+        if tokens <= 0:
+            return 0.0
+        steps = -(-tokens // max(step_tokens, 1))
+        return (self.launch + self.chunk) * steps + tokens * (self.token + self.pair * (prefix + (tokens + 1) / 2))
+
+    def decode_seconds(self, rows: int, context: int) -> float:
+        """Seconds of a step of nothing but ``rows`` decoding rows with ``context`` tokens together: the TPOT."""
+        return self.seconds((rows, context))
+
+
+def features(decodes: tuple[int, int], chunks: Sequence[tuple[int, int]]) -> tuple[float, ...]:
+    """What each of ``StepCost``'s coefficients is multiplied with, in their order."""
+    tokens = sum(n for n, _ in chunks)
+    pairs = sum(n * (p + (n + 1) / 2) for n, p in chunks)
+    return 1.0, float(decodes[0]), float(decodes[1]), float(len(chunks)), float(tokens), pairs
+
+
+class CostModel:
+    """Learns a ``StepCost`` from measured steps: exponentially weighted least squares of the relative error, towards a
+    prior, without negative coefficients.
+
+    ``memory``: steps after which an observation counts a third. ``prior_weight``: how many steps the prior counts like,
+    for each coefficient at the size of work seen so far; what no step has exercised keeps the prior's value. Robust: a
+    step counts as at most ``CLIP`` times what was predicted (a stalled machine) and at least that part of it, so that a
+    lasting change is followed within a few dozen steps and a single one moves nothing far.
+    """
+
+    CLIP = 3.0
+    COLD = 4  # first observations that a prior of nowhere must not clip
+
+    def __init__(self, prior: StepCost, *, memory: int = 256, prior_weight: float = 2.0, trusted: bool = False):
+        assert memory > 0 and prior_weight > 0
+        self._prior = prior
+        self._decay = math.exp(-1 / memory)
+        self._prior_weight = prior_weight
+        self._cold = 0 if trusted else self.COLD
+        self._normal = [[0.0] * FEATURES for _ in range(FEATURES)]
+        self._right = [0.0] * FEATURES
+        self._cost = prior
+        self._stale = False
+        self.observations = 0
+        self.error = 0.0  # running mean of |measured / predicted - 1|, clipped like the observations
+
+    @property
+    def cost(self) -> StepCost:
+        """The current model; solved when it is asked for."""
+        if self._stale:
+            self._cost = self._solve()
+            self._stale = False
+        return self._cost
+
+    def observe(self, decodes: tuple[int, int], chunks: Sequence[tuple[int, int]], seconds: float) -> None:
+        """Learn from one step that took ``seconds``. Impossible times (not above 0, not finite) are ignored."""
+        if not (seconds > 0 and math.isfinite(seconds)):
+            return
+        predicted = self.cost.seconds(decodes, chunks)
+        if self._cold > 0:
+            self._cold -= 1
+        elif predicted > 0:
+            seconds = min(max(seconds, predicted / self.CLIP), predicted * self.CLIP)
+        if predicted > 0:
+            rate = max(1 / (self.observations + 1), 1 - self._decay)
+            self.error += (min(abs(seconds / predicted - 1), self.CLIP) - self.error) * rate
+        x = features(decodes, chunks)
+        weight = 1 / (seconds * seconds)  # relative errors: a step of 5 ms is as much evidence as one of 5 s
+        for i in range(FEATURES):
+            row = self._normal[i]
+            for j in range(FEATURES):
+                row[j] = row[j] * self._decay + weight * x[i] * x[j]
+            self._right[i] = self._right[i] * self._decay + weight * x[i] * seconds
+        self.observations += 1
+        self._stale = True
+
+    def _solve(self) -> StepCost:
+        """Coordinate descent on the normal equations with the prior as a ridge, each coefficient kept from 0 on."""
+        prior = astuple(self._prior)
+        normal, right = [list(row) for row in self._normal], list(self._right)
+        trace = sum(normal[i][i] for i in range(FEATURES))
+        for i in range(FEATURES):
+            # A prior that is ``prior_weight`` steps' worth where the feature was seen, and decides where it was not.
+            seen = normal[i][i] * (1 - self._decay) * self._prior_weight
+            ridge = seen + max(trace, 1.0) * 1e-12
+            normal[i][i] += ridge
+            right[i] += ridge * prior[i]
+        values = list(astuple(self._cost))
+        for _ in range(_SWEEPS):
+            moved = 0.0
+            for i in range(FEATURES):
+                others = sum(normal[i][j] * values[j] for j in range(FEATURES)) - normal[i][i] * values[i]
+                new = max((right[i] - others) / normal[i][i], 0.0)
+                moved = max(moved, abs(new - values[i]) * math.sqrt(normal[i][i]))
+                values[i] = new
+            if moved < _SETTLED:
+                break
+        return StepCost(*values)
