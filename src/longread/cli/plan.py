@@ -47,15 +47,16 @@ def add_parser(commands: "_SubParsersAction[Parser]", name: str) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exit 1 when it does not fit; what the model is gets printed all the same."""
-    # Reports and searches are loaded when they are asked for: the plain plan stays quick.
-    from longread.cli.planning import run_hardware, run_published
-
     if args.published:
+        from longread.cli.planning import run_published  # start-up time: searches and reports only when asked for
+
         return run_published(args)
     if args.model is None:
         raise UsageError(f"the following arguments are required: CHECKPOINT|NAME; see {args.parser.prog} --help")
     spec = find_spec(args.model)
     if args.hardware is not None:
+        from longread.cli.planning import run_hardware  # start-up time, as above
+
         return run_hardware(args, spec)
     refuse_without_hardware(args)
     print("\n".join(spec_lines(spec)))

@@ -25,7 +25,7 @@ from longread.spec.model import ModelSpec
 if TYPE_CHECKING:
     from rich.console import Console
 
-PIPE_WIDTH = 180
+PIPE_WIDTH = 200
 OSL = 512
 
 

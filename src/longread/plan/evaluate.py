@@ -91,7 +91,8 @@ class Glance:
 def glance(d: Deployment, w: Workload, seats: int, factors: Factors) -> Glance:
     """One chunk in the middle of the prompt stands for all of them, and loads are left out."""
     s = d.strategy
-    streams = max(-(-min(w.concurrency, seats) // s.replicas), 1)
+    running = min(w.concurrency, seats)
+    streams = max(-(-running // s.replicas), 1)
     new = max(w.isl - w.cached, 1)
     chunk = min(d.chunk, new)
     middle = w.cached + (new - chunk) // 2
@@ -102,4 +103,4 @@ def glance(d: Deployment, w: Workload, seats: int, factors: Factors) -> Glance:
     alone = sum(prefill_step(d, chunk, middle).values()) * (new / chunk + s.pp - 1) / s.pp * reading
     step = sum(decode_step(d, streams, w.isl + w.osl // 2).values()) * decoding
     seconds = shared + step * max(w.osl - 1, 0) / streams
-    return Glance(w.osl * s.replicas / seconds, alone, step)
+    return Glance(w.osl * running / streams / seconds, alone, step)

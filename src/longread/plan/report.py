@@ -15,6 +15,7 @@ from longread.plan.deployment import Deployment, Workload
 from longread.plan.figures import gib, length, rate, seconds, span
 from longread.plan.gpu_memory import Capacity, Cell, GpuMemory
 from longread.plan.peer_capacity import PeerCapacity
+from longread.plan.space import Fixed, cache_formats
 from longread.plan.survey import Survey
 from longread.plan.timing import Timing
 from longread.spec.hardware import Hardware
@@ -70,19 +71,26 @@ def _load(w: Workload) -> str:
 def _ranking(r: SearchResult, top: int) -> Table:
     warm = r.workload.cached > 0
     table = Table(title=None, box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    names = ["#", "engine", "split", "experts/cache", "chunk", "fit at once", "TTFT cold"]
+    names = ["#", "engine", "split", "experts", "chunk", "fit at once", "TTFT cold"]
     names += ["TTFT warm"] if warm else []
-    names += ["TTFT at load", "TPOT", "TPOT at load", "tokens/s", "targets"]
+    names += ["TTFT at load", "TPOT", "TPOT at load", "tokens/s", "targets", "binds"]
     for name in names:
-        table.add_column(name, justify="left", no_wrap=name in ("#", "engine", "split"))
+        table.add_column(name, justify="left", no_wrap=True)
     for rank, c in _shown(r, top):
         d, t = c.deployment, c.times
-        cells = [str(rank), d.engine + ("" if c.runs_today else "*"), d.strategy.label, f"{d.experts}/{d.cache}"]
+        cells = [str(rank), d.engine + ("" if c.runs_today else "*"), d.strategy.label, _formats(d)]
         cells += [f"{d.chunk:,}", f"{c.sessions:,}", span(t.cold.total)]
         cells += [span(t.warm.total)] if warm and t.warm is not None else []
         cells += [span(t.load), span(t.alone.total), span(t.steady), rate(t.rate)]
-        table.add_row(*cells, _targets(c))
+        spare = "" if c.binding.name == "speed" else f" {c.binding.margin:.2g}x"
+        table.add_row(*cells, _targets(c), f"{c.binding.name}{spare}")
     return table
+
+
+def _formats(d: Deployment) -> str:
+    """The experts' type, and the cache's where it is not the usual one of the model."""
+    usual = cache_formats(d.spec, d.hardware, Fixed())[0]
+    return d.experts + ("" if d.cache == usual else f", {d.cache} cache")
 
 
 def _targets(c: Candidate) -> Text:

@@ -14,6 +14,7 @@ from longread.plan.deployment import Deployment, EngineName, ExpertFormat, Strat
 from longread.plan.evaluate import Glance, glance, times
 from longread.plan.figures import seconds
 from longread.plan.floor import cached_bytes, cold_floor, decode_floor, suffix_floor
+from longread.plan.frontend import load_seconds
 from longread.plan.gpu_memory import GIB, GpuMemory, capacity_of, gpu_memory
 from longread.plan.judging import RULE, binding, dominant, lost, missed, ranked, verdicts
 from longread.plan.peer_capacity import PeerCapacity, peer_capacity
@@ -80,6 +81,8 @@ def search(
     decided = fixed or Fixed()
     decided = replace(decided, experts=experts or decided.experts)
     floors = require_possible(spec, hardware, workload)
+    if workload.tier != "device" and workload.cached:
+        load_seconds(Deployment(spec, hardware, Strategy()), workload.cached, workload.tier)  # raises without a rate
     known = factors or default_factors()
     sizes = tuple(chunks) if chunks else ((decided.chunk,) if decided.chunk else (CHUNK, *OTHER_CHUNKS))
     placed, refused, considered = _place_all(spec, hardware, workload, engines, decided, sizes[0])

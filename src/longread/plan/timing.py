@@ -109,14 +109,15 @@ def throughput(
     """
     reading, decoding = cost or request_cost(d, workload, factors=factors)
     seconds = total([reading, decoding])
-    replicas, osl = d.strategy.replicas, workload.osl
+    streams = max(-(-workload.concurrency // d.strategy.replicas), 1)
+    tokens = workload.osl * workload.concurrency / streams  # replicas with nothing to do give nothing
     return Estimate(
-        osl * replicas / seconds.high,
-        osl * replicas / seconds.centre,
-        osl * replicas / seconds.low,
+        tokens / seconds.high,
+        tokens / seconds.centre,
+        tokens / seconds.low,
         seconds.provenance,
         seconds.source,
-        osl * replicas / seconds.floor if seconds.floor else 0.0,
+        tokens / seconds.floor if seconds.floor else 0.0,
     )
 
 

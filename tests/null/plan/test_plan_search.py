@@ -131,6 +131,15 @@ def test_more_at_once_is_never_sooner() -> None:
     assert many.feasible[0].ttft_load.centre > r.feasible[0].ttft_load.centre
 
 
+def test_copies_without_work_give_nothing() -> None:
+    one = Workload(8192, 512, 0.0, 1)
+    split = Fixed(tp=2, pp=1, cp=1, dp=1, ep=False)
+    r = found("V4-Flash", "8xH20-96", one, engines=("vllm",), fixed=replace(split, experts="native"))
+    alone = found("V4-Flash", "2xH20-96", one, engines=("vllm",), fixed=replace(split, experts="native"))
+    assert r.feasible[0].deployment.strategy.replicas == 4
+    assert r.feasible[0].score == pytest.approx(alone.feasible[0].score, rel=0.05)
+
+
 def test_the_most_at_once_meets_the_targets_and_one_more_does_not() -> None:
     w = Workload(32768, 512, 0.0, 16, "device", 10.0, 0.1)
     plain = Fixed(tp=8, pp=1, cp=1, dp=1, ep=False)
