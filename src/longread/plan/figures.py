@@ -1,5 +1,6 @@
 """Numbers as people read them: seconds, bytes, tokens and intervals with a unit that fits."""
 
+from longread.plan.deployment import Deployment
 from longread.plan.estimate import Estimate
 
 GIB = 2**30
@@ -36,6 +37,11 @@ def length(tokens: int) -> str:
     if tokens % 2**20 == 0 and tokens:
         return f"{tokens // 2**20}M"
     return f"{tokens // 1024}K" if tokens % 1024 == 0 and tokens else f"{tokens:,}"
+
+
+def summary(d: Deployment) -> str:
+    """A deployment's split, and its experts where they are not the checkpoint's."""
+    return d.strategy.label + ("" if d.experts == "native" else f", {d.experts} experts")
 
 
 def _unit(value: float) -> tuple[float, str]:

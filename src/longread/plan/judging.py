@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from longread.plan.candidate import Binding, Candidate, Grade
-from longread.plan.deployment import Deployment, Workload
+from longread.plan.deployment import Workload
 from longread.plan.estimate import Estimate
 from longread.plan.evaluate import Times
 from longread.plan.space import simplicity
@@ -214,11 +214,3 @@ def _change(new: float, old: float) -> str:
 def _overlap(best: Candidate, other: Candidate) -> bool:
     a, b = best.times.rate, other.times.rate
     return b.high >= a.low and a.high >= b.low
-
-
-def summary(d: Deployment) -> str:
-    """A deployment in a few words, with what differs from the defaults."""
-    parts = [d.strategy.label]
-    if d.experts != "native":
-        parts.append(f"{d.experts} experts")
-    return ", ".join(parts)
