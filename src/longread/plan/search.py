@@ -87,7 +87,7 @@ def search(
     sizes = tuple(chunks) if chunks else ((decided.chunk,) if decided.chunk else (CHUNK, *OTHER_CHUNKS))
     placed, refused, considered = _place_all(spec, hardware, workload, engines, decided, sizes[0])
     if not placed and decided.splits and all(r.kind == "strategy" for r in refused):
-        raise ConfigError(refused[0].limit)
+        raise ConfigError(max(refused, key=lambda r: r.deployment.strategy.gpus).limit)
     whole = [p for p in placed if p.sessions >= workload.concurrency]
     if whole:
         short = [p for p in placed if p.sessions < workload.concurrency]
@@ -136,8 +136,7 @@ def require_possible(spec: ModelSpec, hardware: Hardware, w: Workload) -> dict[s
     everything = Deployment(
         spec, hardware, Strategy(tp=hardware.total_gpus), cache=cache_formats(spec, hardware, Fixed())[0]
     )
-    between = decode_floor(everything, w.concurrency, w.isl + w.osl // 2)
-    alone = decode_floor(everything, 1, w.isl + w.osl // 2)
+    between = decode_floor(everything, 1, w.isl + w.osl // 2)  # fewer than asked may run at once
     what = f"{new:,} new tokens behind {w.cached:,} read ones" if w.cached else f"{w.isl:,} tokens"
     if w.ttft_target is not None and w.ttft_target < first:
         raise ConfigError(
@@ -147,10 +146,9 @@ def require_possible(spec: ModelSpec, hardware: Hardware, w: Workload) -> dict[s
         )
     if w.tpot_target is not None and w.tpot_target < between:
         raise ConfigError(
-            f"slo tpot={seconds(w.tpot_target)} is below the physical floor of {seconds(between)}: one step "
-            f"with {w.concurrency} at once reads weights and caches at the peak bandwidth of all "
-            f"{hardware.total_gpus} cards of {hardware.label} ({seconds(alone)} for one alone); ask for more time, "
-            "fewer at once, or more cards"
+            f"slo tpot={seconds(w.tpot_target)} is below the physical floor of {seconds(between)}: one token of one "
+            f"sequence reads its weights and cache at the peak bandwidth of all {hardware.total_gpus} cards of "
+            f"{hardware.label}; ask for more time, or more cards"
         )
     return {"ttft": first, "ttft cold": cold, "tpot": between}
 

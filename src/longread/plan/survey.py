@@ -60,9 +60,7 @@ def survey(
 ) -> Survey:
     """Raises ``ConfigError`` where what was fixed can be run in no way."""
     spec, decided = as_run(spec, hardware), fixed or Fixed()
-    here = hardware.card.architecture == "cpu"
-    first: EngineName = "longread" if here else next((e for e in engines if e != "longread"), "longread")
-    d, chosen = _plainest(spec, hardware, first, decided)
+    d, chosen = _plainest(spec, hardware, engines, decided)
     longest = max_context(d) if decided.context is None else min(max_context(d), decided.context)
     d = replace(d, max_model_len=longest or d.max_model_len)
     memory = gpu_memory(d)
@@ -110,23 +108,29 @@ def _peer_longest(d: Deployment, most: int) -> int:
     return low * PAGE_TOKENS
 
 
-def _plainest(spec: ModelSpec, hardware: Hardware, engine: EngineName, fixed: Fixed) -> tuple[Deployment, str]:
-    """The split that fits with the fewest things to run: tensor parallelism over as many cards as can share."""
+def _plainest(
+    spec: ModelSpec, hardware: Hardware, engines: Sequence[EngineName], fixed: Fixed
+) -> tuple[Deployment, str]:
+    """The split that fits with the fewest things to run: tensor parallelism over as many cards as can share.
+
+    Of the first of ``engines`` that can run it, longread on GPUs last.
+    """
     found: list[tuple[tuple[int, ...], Deployment]] = []
     problems = []
-    for strategy in strategies(spec, hardware, engine, fixed):
-        d = _deployment(spec, hardware, strategy, engine, fixed)
-        try:
-            check_strategy(d)
-        except ConfigError as error:
-            problems.append(error)
-            continue
-        s = strategy
-        fits = gpu_memory(d).free > 0
-        limited = engine_limit(d) is not None
-        # One replica over everything holds the longest context; then plain tp before stages, groups and copies.
-        key = (not fits, limited, s.dp > 1, s.cp > 1, s.ep, s.replicas, s.pp)
-        found.append((tuple(int(k) for k in key), d))
+    for turn, engine in enumerate(sorted(engines, key=lambda name: name == "longread")):
+        for strategy in strategies(spec, hardware, engine, fixed):
+            d = _deployment(spec, hardware, strategy, engine, fixed)
+            try:
+                check_strategy(d)
+            except ConfigError as error:
+                problems.append(error)
+                continue
+            s = strategy
+            fits = gpu_memory(d).free > 0
+            limited = engine_limit(d) is not None
+            # One replica over everything holds the longest context; then plain tp before stages, groups and copies.
+            key = (not fits, limited, turn, s.dp > 1, s.cp > 1, s.ep, s.replicas, s.pp)
+            found.append((tuple(int(k) for k in key), d))
     if not found:
         raise problems[0] if problems else ConfigError(f"{spec.label} on {hardware.label}: no strategy to look at")
     best = min(found, key=lambda pair: pair[0])[1]
