@@ -304,6 +304,8 @@ def _promising(placed: list[_Placed], w: Workload, factors: Factors) -> list[_Pl
 
 def _candidate(p: _Placed, w: Workload, factors: Factors, refused: list[Refused]) -> Candidate | None:
     d, notes = p.deployment, []
+    if p.sessions < w.concurrency:  # more than fit would only throw each other out
+        d = replace(d, max_num_seqs=max(p.sessions // (d.strategy.dp * d.strategy.replicas), 1))
     if p.sessions < w.concurrency and w.cached and w.tier == "device":
         w = replace(w, tier="host")  # whoever waits has been evicted meanwhile
         notes.append(f"{p.sessions} of {w.concurrency} run at once; what the others had read is kept on the host")

@@ -120,6 +120,8 @@ def test_where_nothing_holds_everybody_the_rest_waits() -> None:
     best = r.feasible[0]
     assert 1 <= best.sessions < 64 and best.meets["concurrency"] == "no" and best.binding.name == "memory"
     assert best.workload.tier == "host" and best.deployment.host_cache > 0
+    groups = best.deployment.strategy.dp * best.deployment.strategy.replicas
+    assert best.deployment.max_num_seqs * groups == best.sessions
     assert best.times.load.centre > best.times.first.total.centre
 
 
