@@ -5,7 +5,7 @@ tokens; ratio 4 (CSA) adds the best ``top_k`` of all closed windows of 4; ratio 
 Sources: DeepSeek-V4 inference/model.py; the incremental state is described in spec/state.py.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +18,7 @@ from longread.kernels.linear import ref as linear
 from longread.kernels.norm import ref as norm
 from longread.kernels.rope import ref as rope
 from longread.kernels.sparse_attention import ref as sparse_attention
+from longread.kernels.tiles import tiles
 from longread.models.v4_step import Runs, Step, spans
 from longread.spec.batch import Segment
 from longread.spec.model import ModelSpec
@@ -29,6 +30,7 @@ SCORE_FLOATS = 1 << 21
 MIN_BLOCK, MAX_BLOCK = 8, 128
 INDEX_FLOATS = 1 << 22  # index scores of one block: 16 MB, 16 queries at 1M tokens
 GATHER_FLOATS = 1 << 22  # rows gathered for one block: 16 MB
+TILE = 1024  # rows of the store multiplied at once; a tile with a break between its pages is copied: 2 MB
 COPY_HEADS = 20  # gathering a selected row costs about as much as this many heads' products with it (measured)
 
 
@@ -195,8 +197,8 @@ class V4Attention:
             rows, counts = self._select_singles(index, step, state)
         elif gathered.spans:  # a lone sequence
             n = singles.segments[0].end
-            shared = [window[singles.segments[0].slot, :n], *(store[a:b] for a, b in gathered.spans)]
-            return self._softmax(q, self.sink, self.scale, [(run, None) for run in shared])
+            shared = [window[singles.segments[0].slot, :n], *_tiles(store, gathered.spans)]
+            return self._softmax(q, self.sink, self.scale, [(rows, None) for rows in shared])
         else:
             rows, counts = gathered.rows, gathered.counts
         return self._decode(q, self.sink, self.scale, window, singles.slots, singles.held, store, rows, counts)
@@ -299,14 +301,19 @@ class V4Attention:
         return max(1, min(longest, size))
 
 
-def _masked(store: Tensor, places: list[tuple[int, int]], mask: Tensor) -> list[tuple[Tensor, Tensor | None]]:
-    """Runs of the store with their columns of ``mask`` (None where every query sees the whole run)."""
+def _tiles(store: Tensor, places: Sequence[tuple[int, int]]) -> Iterator[Tensor]:
+    """The rows at ``places`` of the store, cut by positions: the same sums wherever a sequence's pages lie."""
+    return tiles((store[first:end] for first, end in places), TILE)
+
+
+def _masked(store: Tensor, places: Sequence[tuple[int, int]], mask: Tensor) -> list[tuple[Tensor, Tensor | None]]:
+    """Tiles of the store with their columns of ``mask`` (None where every query sees the whole tile)."""
     out: list[tuple[Tensor, Tensor | None]] = []
     at = 0
-    for first, end in places:
-        part = mask[:, at : at + end - first]
-        out.append((store[first:end], None if bool(part.all()) else part))
-        at += end - first
+    for rows in _tiles(store, places):
+        part = mask[:, at : at + rows.shape[0]]
+        out.append((rows, None if bool(part.all()) else part))
+        at += rows.shape[0]
     return out
 
 

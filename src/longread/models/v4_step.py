@@ -16,8 +16,7 @@ from longread.spec.state import PAGE_TOKENS
 
 # A batched decode gathers its HCA rows (ratio 128) into one padded block; longer contexts read them in place instead.
 MAX_BATCHED_TOKENS = 1 << 17
-MAX_SPANS = 8  # a lone single's rows in more runs than this are cheaper to gather
-MIN_SPANNED = 512  # and fewer rows than this are cheaper to list
+MIN_SPANNED = 512  # a lone single's rows, if fewer than this, are cheaper to list than to read in place
 
 
 Runs = tuple[tuple[int, int], ...]
@@ -27,7 +26,8 @@ Runs = tuple[tuple[int, int], ...]
 class Gathered:
     """Rows of a paged store for each single: ``rows`` int64 [B, n] flat row ids, the first ``counts`` int64 [B] valid.
 
-    ``spans`` instead for a lone single with many rows in few runs: (first, end) in the flat store, to be read in place.
+    ``spans`` instead for a lone single with many rows: (first, end) in the flat store, to be read in place. Which of
+    the two depends on the number of rows only, not on where their pages lie: their sums are rounded differently.
     """
 
     rows: Tensor
@@ -155,8 +155,7 @@ def _gathered(singles: tuple[Segment, ...], ratio: int) -> Gathered:
     width, seen = max(counts), torch.tensor(counts, dtype=torch.int64)
     if len(singles) == 1 and width >= MIN_SPANNED:
         runs = page_runs(singles[0].pages[: -(-width // per_page)])
-        if len(runs) <= MAX_SPANS:
-            return Gathered(torch.empty(1, 0, dtype=torch.int64), seen, tuple(spans(runs, per_page, width)))
+        return Gathered(torch.empty(1, 0, dtype=torch.int64), seen, tuple(spans(runs, per_page, width)))
     index = torch.arange(width)
     rows = page_table(singles, ratio)[:, index // per_page] * per_page + index % per_page
     return Gathered(rows, seen, ())

@@ -9,28 +9,30 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from longread.kernels.tiles import tiles
+
 SCRATCH_FLOATS = 1 << 20  # per-head scores held at once: 4 MB, so that they stay in the cache between the two products
+BLOCK_ROWS = 1 << 12  # and index keys: a block with a break between its pages is copied
 
 
 def scores(q: Tensor, weights: Tensor, keys: Sequence[Tensor]) -> Tensor:
     """Index scores in float32.
 
     q: [Q, Hi, di]. weights: [Q, Hi], any scale already applied. keys: runs [n_i, di] in order of position, any float
-    dtype. Returns [Q, sum n_i]; the caller bounds Q so that this fits. Per-head scores are never held whole.
+    dtype. Returns [Q, sum n_i]; the caller bounds Q so that this fits. Per-head scores are never held whole. Where one
+    run ends and the next begins changes no bit.
     """
     queries, heads, dim = q.shape
     total = sum(run.shape[0] for run in keys)
     out = torch.empty(queries, total, dtype=torch.float32)
     flat, weights = q.float().reshape(queries * heads, dim), weights.float()[:, None]
-    step = max(128, SCRATCH_FLOATS // max(1, queries * heads))
+    size = min(BLOCK_ROWS, max(128, SCRATCH_FLOATS // max(1, queries * heads)))
     at = 0
-    for run in keys:
-        for begin in range(0, run.shape[0], step):
-            block = run[begin : begin + step].float()
-            n = block.shape[0]
-            per_head = torch.mm(flat, block.T).relu_().view(queries, heads, n)
-            out[:, at : at + n] = torch.bmm(weights, per_head)[:, 0]
-            at += n
+    for block in tiles(keys, size):
+        n = block.shape[0]
+        per_head = torch.mm(flat, block.float().T).relu_().view(queries, heads, n)
+        out[:, at : at + n] = torch.bmm(weights, per_head)[:, 0]
+        at += n
     return out
 
 

@@ -9,11 +9,13 @@ expanded  (k_nope, v) of the prefix are computed once per chunk; a query then co
 
 Knows pages, runs and tiles; knows no weights but W_kvb, no layers. Scores and sums are float32 whatever the model's
 dtype. Scratch is bounded by ``SCORES`` whatever the context. Rows outside the valid range are never read, so they may
-hold anything. Source: DeepSeek-V2 paper arXiv 2405.04434, sections 2.1 and C.
+hold anything. Sums are cut by positions (``kernels.tiles``): of a span computed by itself, every bit is the same
+wherever its pages lie. Source: DeepSeek-V2 paper arXiv 2405.04434, sections 2.1 and C.
 """
 
 import math
 import sys
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -22,6 +24,7 @@ from torch import Tensor
 
 from longread.kernels.linear.ref import linear
 from longread.kernels.rope.ref import mscale
+from longread.kernels.tiles import tiles
 from longread.spec.batch import Segment
 from longread.spec.model import MLASpec, RopeSpec
 from longread.spec.state import PAGE_TOKENS
@@ -30,9 +33,9 @@ LOG2E = math.log2(math.e)  # scores are taken to base 2: exp2 costs a third of e
 SCORES = 16 << 20  # elements of the largest score tile: 64 MiB of float32
 QUERY_BLOCK, KEY_BLOCK = 256, 1024  # one head's tile in the expanded form: full matmul speed, in the cache
 GATHER_BYTES = 512 << 10  # a decoding sequence of less latent is copied into a batch: cheaper than its calls
-WIDE_KEYS = 1 << 14  # keys per tile that are cast to float32 when the latent is of lower precision: bounds the copy
+WIDE_KEYS = 1 << 14  # keys per tile of a decoded token: bounds what is copied, and cast to float32, at 36 MiB for V3
 BATCH = 128  # sequences of one gathered batch: bounds its copy at 64 MiB
-SPLIT_ROWS = 1024  # a long run is offered to the threads in pieces of this many rows
+SPLIT_ROWS = 1024  # a long piece is offered to the threads in parts of this many rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +135,11 @@ def runs(pages: Sequence[int], end: int) -> tuple[Run, ...]:
 
 
 def clip(pieces: Sequence[Run], begin: int, end: int) -> Iterator[Run]:
-    """The parts of ``pieces`` that hold positions begin .. end-1."""
-    for r in pieces:
+    """The parts of ``pieces``, which are in order of position, that hold positions begin .. end-1."""
+    for i in range(max(0, bisect_right(pieces, begin, key=lambda r: r.key) - 1), len(pieces)):
+        r = pieces[i]
+        if r.key >= end:
+            return
         low, high = max(r.key, begin), min(r.key + r.count, end)
         if low < high:
             yield Run(r.row + low - r.key, low, high - low)
@@ -253,9 +259,7 @@ def _over_batch(q: Tensor, cache: Tensor, batch: Gathered, rank: int, scale: flo
 def _over_latent(q: Tensor, cache: Tensor, span: Span, rank: int, scale: float) -> Tensor:
     """One segment, absorbed: q float32 [n, H, rank + rope] -> float32 [n, H, rank]."""
     length, heads, width = q.shape
-    keys = min(span.start + length, SCORES // heads, KEY_BLOCK if length > 1 else SCORES)
-    if cache.dtype != torch.float32:
-        keys = min(keys, WIDE_KEYS)
+    keys = min(span.start + length, SCORES // heads, KEY_BLOCK if length > 1 else WIDE_KEYS)
     queries = max(1, SCORES // (heads * keys))
     out = torch.zeros(length, heads, rank)
     for a in range(0, length, queries):
@@ -265,7 +269,7 @@ def _over_latent(q: Tensor, cache: Tensor, span: Span, rank: int, scale: float) 
         running = _Running(target[None]) if last > keys else None  # otherwise one tile is everything
         for low in range(0, last, keys):
             high = min(low + keys, last)
-            pieces = [_piece(cache, r) for r in clip(span.runs, low, high)]
+            pieces = [rows.float() for rows in tiles(_runs(cache, span, low, high), _piece_rows())]
             scores = torch.empty(block.shape[0], high - low)
             _scores(scores, block, pieces, scale if running else scale / LOG2E)
             if length > 1:
@@ -277,13 +281,18 @@ def _over_latent(q: Tensor, cache: Tensor, span: Span, rank: int, scale: float) 
     return out
 
 
-def _piece(cache: Tensor, run: Run) -> Tensor:
-    """A run's rows as float32: a view if they are float32 already."""
-    return cache[run.row : run.row + run.count].float()
+def _runs(cache: Tensor, span: Span, low: int, high: int) -> Iterator[Tensor]:
+    """The rows of positions low .. high-1, a view for each run."""
+    return (cache[r.row : r.row + r.count] for r in clip(span.runs, low, high))
+
+
+def _piece_rows() -> int:
+    """Rows multiplied at once: a part for each thread; few, since a piece with a break between its pages is copied."""
+    return SPLIT_ROWS * min(max(2, torch.get_num_threads()), 16)
 
 
 def _split(rows: int) -> int:
-    """How many pieces of SPLIT_ROWS a run is worth cutting into, so that every thread gets work."""
+    """How many parts of SPLIT_ROWS a piece is worth cutting into, so that every thread gets work."""
     return rows // SPLIT_ROWS if rows >= 2 * SPLIT_ROWS and torch.get_num_threads() > 1 else 0
 
 
@@ -341,7 +350,8 @@ def _expanded_heads(
     end = span.start + length
     for low in range(0, end, KEY_BLOCK):
         high = min(low + KEY_BLOCK, end)
-        keys, values = _expand(cache, list(clip(span.runs, low, high)), kv_b, nope)
+        (rows,) = tiles(_runs(cache, span, low, high), high - low)
+        keys, values = _expand(rows, kv_b, nope)
         for a in range(max(low - span.start, 0), length, QUERY_BLOCK):
             b = min(a + QUERY_BLOCK, length)
             seen = min(high, span.start + b) - low
@@ -354,21 +364,16 @@ def _expanded_heads(
     return total
 
 
-def _expand(cache: Tensor, pieces: Sequence[Run], kv_b: Tensor, nope: int) -> tuple[Tensor, Tensor]:
-    """Keys [h, S, nope + rope] and values [h, S, v] of the pieces' rows, float32."""
+def _expand(rows: Tensor, kv_b: Tensor, nope: int) -> tuple[Tensor, Tensor]:
+    """Keys [h, S, nope + rope] and values [h, S, v] of latent rows [S, rank + rope], float32."""
     heads, both, rank = kv_b.shape
-    count = sum(r.count for r in pieces)
-    keys = torch.empty(heads, count, nope + cache.shape[-1] - rank)
+    count = rows.shape[0]
+    keys = torch.empty(heads, count, nope + rows.shape[1] - rank)
     values = torch.empty(heads, count, both - nope)
-    weight = kv_b.reshape(-1, rank)
-    at = 0
-    for r in pieces:
-        rows = cache[r.row : r.row + r.count]
-        expanded = linear(rows[:, :rank], weight).view(r.count, heads, both).transpose(0, 1)
-        keys[:, at : at + r.count, :nope] = expanded[..., :nope]
-        keys[:, at : at + r.count, nope:] = rows[:, rank:]
-        values[:, at : at + r.count] = expanded[..., nope:]
-        at += r.count
+    expanded = linear(rows[:, :rank], kv_b.reshape(-1, rank)).view(count, heads, both).transpose(0, 1)
+    keys[..., :nope] = expanded[..., :nope]
+    keys[..., nope:] = rows[:, rank:]
+    values[:] = expanded[..., nope:]
     return keys, values
 
 

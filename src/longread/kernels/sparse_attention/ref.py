@@ -25,7 +25,8 @@ def attend(
 
     q: [Q, H, d]. sink: float32 [H]. shared: runs ([n_i, d], mask) that every query may see, where mask (bool [Q, n_i],
     True = seen) None means all; rows must be finite, masked ones too. own: parts ([Q, k_i, d], mask bool [Q, k_i] or
-    None) whose masked rows may hold anything. Any float dtype; scratch is Q * H * (1 + rows) float32.
+    None) whose masked rows may hold anything. Any float dtype; scratch is Q * H * (1 + rows) float32. A sum is taken
+    run by run, so its rounding depends on how the caller cuts them.
     """
     queries, heads, d = q.shape
     counts = [run.shape[0] for run, _ in shared]
