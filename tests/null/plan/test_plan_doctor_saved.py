@@ -170,6 +170,10 @@ def test_a_report_of_this_program_is_judged_again(tmp_path: Path, capsys: pytest
     assert facts_of(tmp_path, json.dumps(report)).gpus == first.gpus
     report["facts"]["gpus"][0]["memory_total"] = "much"
     assert "facts.gpus[0].memory_total is 'much', not a whole number" in refused(tmp_path, json.dumps(report))
+    report["facts"]["gpus"][0]["memory_total"] = 10**30
+    assert "not a whole number" in refused(tmp_path, json.dumps(report))
+    report["facts"]["gpus"] = []
+    assert "facts.topology.links is not a matrix of 0 x 0 GPUs" in refused(tmp_path, json.dumps(report))
     report["schema"] = "longread.doctor/9"
     assert "this version reads 'longread.doctor/1'" in refused(tmp_path, json.dumps(report))
 

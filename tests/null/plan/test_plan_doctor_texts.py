@@ -73,6 +73,7 @@ def test_a_sound_log_says_nothing() -> None:
             "while allocating the KV cache",
         ),
         ('File "/x/sglang/srt/model_executor/cuda_graph_runner.py", line 5, in capture', "while capturing CUDA graphs"),
+        ("Exception: Capture cuda graph failed: CUDA out of memory:", "while capturing CUDA graphs"),
         ('File "/x/vllm/model_executor/layers/sparse_attn_indexer.py", line 5, in f', "the indexer's scores"),
         ('File "/x/sglang/srt/layers/logits_processor.py", line 5, in _get_logits', "logits over the vocabulary"),
         ('File "/x/vllm/model_executor/layers/fused_moe/fused_moe.py", line 5, in fused_experts', "the experts'"),
@@ -81,7 +82,8 @@ def test_a_sound_log_says_nothing() -> None:
 def test_out_of_memory_names_the_allocation_that_the_traceback_shows(frame: str, says: str) -> None:
     # The frame nearest to the error decides: every traceback of a start passes through load_model's neighbours.
     outer = '  File "/x/vllm/v1/worker/gpu_worker.py", line 1, in load_model\n'
-    (finding,) = findings(f"INFO\n{outer}  {frame}\n    x = torch.empty(n)\n{OOM}\n")
+    found = findings(f"INFO\n{outer}  {frame}\n    x = torch.empty(n)\n{OOM}\n")
+    finding = next(f for f in found if f.subject == "CUDA out of memory")
     assert says in finding.statement
 
 
@@ -135,6 +137,12 @@ def test_a_log_names_the_server_its_version_and_no_secret() -> None:
     command = facts_of("+ exec python3 -m sglang.launch_server --model-path /m --tp 16\nINFO\n")
     assert command.servers is not None and command.servers[0].value("--tp") == "16"
     assert facts_of("INFO use vllm serve with --enable-scale-out to enable them.\n").servers is None
+
+
+def test_what_a_servers_options_say_already_is_not_said_twice() -> None:
+    eager = "WARNING [vllm.py:1698] Enforce eager set, disabling torch.compile and CUDAGraphs.\n"
+    assert [f.subject for f in findings(eager)] == ["CUDA graphs"]
+    assert findings("INFO [utils.py:233] non-default args: {'enforce_eager': True}\n" + eager) == []
 
 
 def test_sizes() -> None:

@@ -225,18 +225,14 @@ def _stuck(live: Live, load: Load) -> Iterator[Finding]:
 
 def _kv(live: Live, load: Load) -> Iterator[Finding]:
     waits = bool(load.waiting and max(load.waiting) > 0)
-    capacity = live.gauges.get("waiting for capacity", 0)
-    if load.preempted or capacity > 0 or (load.usage is not None and load.usage >= FULL and waits):
-        why = []
-        if load.preempted:
-            why.append(f"{load.preempted:g} preemptions")
-        if capacity > 0:
-            why.append(f"{capacity:g} waiting for capacity")
+    # vLLM's num_requests_waiting_by_reason{reason="capacity"} counts whatever waits for a place in the batch too.
+    if load.preempted or (load.usage is not None and load.usage >= FULL and waits):
+        lost = f"{load.preempted:g} preemptions, " if load.preempted else ""
         yield Finding(
             "warning",
             "regime",
             "KV-bound: requests wait for room in the KV cache, or lose theirs and are read again",
-            ", ".join([*why, _state(live, load)]),
+            lost + _state(live, load),
             KV_REMEDY[live.engine],
             "SGLang hyperparameter tuning guide; vLLM optimization guide",
         )

@@ -24,6 +24,8 @@ UNITS = {
     "GiB": GIB,
     "TiB": 2**40,
 }
+# Texts that say the same as an option of a server whose options are known: that finding is enough.
+SAID_BY_OPTION = {"eager": ("--enforce-eager", "--disable-cuda-graph"), "offload": ("--cpu-offload-gb",)}
 CONSEQUENCES = ("engine ended", "nccl remote", "nccl cuda", "nccl system")
 
 # Whose allocation failed, what that memory is, and what makes it smaller.
@@ -82,6 +84,9 @@ def check_logs(facts: Facts) -> Iterator[Finding]:
     for hit in logs:
         known = BY_KIND.get(hit.kind)
         if known is None:  # a newer version's report
+            continue
+        options = SAID_BY_OPTION.get(hit.kind, ())
+        if any(server.value(option) not in (None, "0", "0.0") for server in facts.servers or () for option in options):
             continue
         found = WORKED_OUT[hit.kind](hit, known) if known.worked_out else _stated(hit, known)
         if causes and hit.kind in CONSEQUENCES:
@@ -157,24 +162,24 @@ def _cuda_oom(hit: LogHit, known: Known) -> Finding:
     return Finding("error", known.subject, statement, evidence(hit), remedy, source)
 
 
+def _numbers(hit: LogHit) -> dict[str, float]:
+    """The values that are numbers: those of a report need not be what the pattern finds."""
+    return {name: float(text) for name, text in hit.values.items() if re.fullmatch(r"\d{1,15}(?:\.\d{1,9})?", text)}
+
+
 def _too_small(hit: LogHit, known: Known) -> Finding:
-    values = _Open(hit.values)
-    length, fits = hit.values.get("length"), hit.values.get("fits")
-    statement = (
-        f"vLLM: one request of {int(length):,} tokens does not fit into the KV cache"
-        if length
-        else "vLLM: one request of the maximum length does not fit into the KV cache"
-    )
-    if "needed" in values:
-        statement += f": it needs {values['needed']} GiB, {values['available']} GiB are there"
-    elif fits:
-        statement += f", which holds {int(fits):,} tokens"
-    if fits:
-        remedy = f"--max-model-len {int(fits)}, or more memory for the cache"
-    else:
-        remedy = "a smaller --max-model-len, or more memory for the cache"
-    if "needed" in values:
-        remedy += f" ({float(values['needed']) - float(values['available']):.2f} GiB a GPU more)"
+    numbers = _numbers(hit)
+    fits = numbers.get("fits")
+    length = f"{numbers['length']:,.0f} tokens" if "length" in numbers else "the maximum length"
+    statement = f"vLLM: one request of {length} does not fit into the KV cache"
+    if {"needed", "available"} <= numbers.keys():
+        statement += f": it needs {numbers['needed']:.2f} GiB, {numbers['available']:.2f} GiB are there"
+    elif fits is not None:
+        statement += f", which holds {fits:,.0f} tokens"
+    remedy = f"--max-model-len {fits:.0f}" if fits is not None else "a smaller --max-model-len"
+    remedy += ", or more memory for the cache"
+    if {"needed", "available"} <= numbers.keys():
+        remedy += f" ({numbers['needed'] - numbers['available']:.2f} GiB a GPU more)"
     remedy += (
         ": --gpu-memory-utilization, --kv-cache-dtype fp8, fewer --max-num-seqs and batched tokens. On DeepSeek-V4 the "
         "need is a fixed part and a part per token: `longread plan` works it out"
@@ -183,29 +188,21 @@ def _too_small(hit: LogHit, known: Known) -> Finding:
 
 
 def _free_memory(hit: LogHit, known: Known) -> Finding:
-    values = {name: float(text) for name, text in hit.values.items()}
-    if not {"free", "total", "share", "wanted"} <= values.keys() or not values["total"]:
-        remedy = "stop what uses the GPU (`nvidia-smi`), or lower --gpu-memory-utilization"
-        return Finding(
-            known.severity,
-            known.subject,
-            "another process holds memory that vLLM was told to use",
-            evidence(hit),
-            remedy,
-            known.source,
+    numbers = _numbers(hit)
+    statement = "another process holds memory that vLLM was told to use"
+    remedy = "stop what uses the GPU (`nvidia-smi`), or lower --gpu-memory-utilization"
+    if {"free", "total", "wanted"} <= numbers.keys() and numbers["total"] > 0:
+        free, total = numbers["free"], numbers["total"]
+        statement = (
+            f"vLLM was told to use {numbers['wanted']:g} GiB of a GPU, and only {free:g} of {total:g} GiB are free: "
+            "another process holds the rest"
         )
-    fits = int(values["free"] / values["total"] * 100) / 100
-    taken = values["total"] - values["free"]
-    return Finding(
-        known.severity,
-        known.subject,
-        f"vLLM was told to use {values['wanted']:g} GiB of a GPU, and only {values['free']:g} of {values['total']:g} "
-        "GiB are free: another process holds the rest",
-        evidence(hit),
-        f"`nvidia-smi` shows who holds {taken:.1f} GiB (a server that did not end?); else --gpu-memory-utilization "
-        f"{max(fits - 0.01, 0):.2f} at most",
-        known.source,
-    )
+        fits = int(free / total * 100) / 100 - 0.01
+        remedy = (
+            f"`nvidia-smi` shows who holds {total - free:.1f} GiB (a server that did not end?); else "
+            f"--gpu-memory-utilization {max(fits, 0):.2f} at most"
+        )
+    return Finding(known.severity, known.subject, statement, evidence(hit), remedy, known.source)
 
 
 WORKED_OUT: Mapping[str, Callable[[LogHit, Known], Finding]] = {

@@ -3,7 +3,7 @@
 Knows: their list and order. Must not know: what any of them looks at.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 
@@ -88,7 +88,7 @@ def plain(value: object) -> object:
     """Facts as JSON has them: dataclasses as objects, sets as sorted lists, keys as text."""
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, frozenset):
         return sorted(plain(item) for item in value)  # type: ignore[type-var]

@@ -67,7 +67,7 @@ def read_live(
         before = _metrics(client, base)
         unread: dict[str, str] = {}
         models, longest = _models(client, base, unread)
-        version = _version(client, base, unread)
+        version = _version(client, base, unread) if before.engine != "sglang" else None  # it has no such route
         say(f"reading {base}/metrics again in {seconds:g} s")
         sleep(max(0.0, seconds - (time.monotonic() - began)))
         again = time.monotonic()

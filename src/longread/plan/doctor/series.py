@@ -48,7 +48,6 @@ VLLM_HISTOGRAMS = {
 }
 # Not every version or deployment has these: their absence is not told.
 VLLM_OPTIONAL = {
-    "waiting for capacity": ("num_requests_waiting_by_reason",),
     "prefix hit rate": ("gpu_prefix_cache_hit_rate",),
     "rejections": ("admission_rejections",),
     "draft tokens": ("spec_decode_num_draft_tokens",),
@@ -183,10 +182,7 @@ def _take(
     for spelling in names:
         for full in (f"{reading.engine}:{spelling}_total", f"{reading.engine}:{spelling}"):
             if full in samples:
-                rows = samples[full]
-                if name == "waiting for capacity":
-                    rows = [row for row in rows if row[0].get("reason") == "capacity"]
-                value = _together(rows, name in FULLEST)
+                value = _together(samples[full], name in FULLEST)
                 if value is not None:
                     into[name] = value
                     if spelling != names[0] and wanted:

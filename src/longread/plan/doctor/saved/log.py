@@ -37,6 +37,7 @@ WORDS = (
     b"kernel:",
     b"NCCL WARN",
     b"systemd",
+    b"longread",
 )
 KERNEL = re.compile(rb"^(?:<\d{1,3}>)?\[ {0,8}\d{1,9}\.\d{3,6}\] ", re.MULTILINE)
 # What a traceback's frames name, and whose memory or kernel it then is; the frame nearest to the error decides.
@@ -51,6 +52,7 @@ FRAMES: tuple[tuple[bytes, str], ...] = (
     (b"_allocate_kv_cache", "KV cache"),
     (b"init_memory_pool", "KV cache"),
     (b"memory_pool.py", "KV cache"),
+    (b"Capture cuda graph failed", "graphs"),
     (b"capture_model", "graphs"),
     (b"cuda_graph_runner", "graphs"),
     (b"cudagraph", "graphs"),
@@ -127,7 +129,7 @@ def _count(
     values = {name: value(found) for name, found in match.groupdict().items() if found is not None} if match else {}
     if known.kind == "nan logits" and not values:
         return
-    around = _around(saved.data, begin) if known.kind in ("cuda oom", "illegal access") else ""
+    around = _around(saved.data, begin + len(line)) if known.kind in ("cuda oom", "illegal access") else ""
     key = (phase, around)
     if key in groups:
         groups[key] = replace(groups[key], count=groups[key].count + 1)

@@ -17,6 +17,7 @@ from longread.plan.doctor.saved.text import LINE_CHARACTERS, Saved, clean
 from longread.spec.errors import ConfigError
 
 ITEMS = 100_000  # of one list or object
+LARGEST = 2**63  # NaN and infinity are not below it either
 
 
 def read_report(saved: Saved) -> Facts:
@@ -31,7 +32,19 @@ def read_report(saved: Saved) -> Facts:
         raise ConfigError(f"--from {saved.name}: the report holds no facts; save all of `longread doctor --json`")
     facts = _build(Facts, document["facts"], "facts", saved.name)
     assert isinstance(facts, Facts)
+    _check_matrices(facts, saved.name)
     return facts
+
+
+def _check_matrices(facts: Facts, name: str) -> None:
+    """The checks rely on the shape that Topology promises."""
+    size = len(facts.gpus or ())
+    for what, matrix in (
+        ("links", facts.topology.links if facts.topology else None),
+        ("peer", facts.topology.peer if facts.topology else None),
+    ):
+        if matrix is not None and (len(matrix) != size or any(len(row) != size for row in matrix)):
+            raise ConfigError(f"--from {name}: facts.topology.{what} is not a matrix of {size} x {size} GPUs")
 
 
 def _build(kind: Any, found: object, where: str, name: str) -> Any:
@@ -87,10 +100,11 @@ def _several(origin: Any, arguments: tuple[Any, ...], found: object, where: str,
 def _plain(kind: Any, found: object, where: str, name: str) -> Any:
     if kind is str and isinstance(found, str):
         return clean(found, LINE_CHARACTERS)
-    if kind is float and isinstance(found, int | float) and not isinstance(found, bool):
-        return float(found)
-    if kind is int and isinstance(found, int) and not isinstance(found, bool):
-        return found
+    if isinstance(found, int | float) and not isinstance(found, bool) and abs(found) < LARGEST:
+        if kind is float:
+            return float(found)
+        if kind is int and isinstance(found, int):
+            return found
     if kind is bool and isinstance(found, bool):
         return found
     raise _wrong(
