@@ -277,6 +277,9 @@ def test_a_log_of_one_line_and_one_of_a_million_hits_are_quick(tmp_path: Path) -
     facts_of(tmp_path, b"INFO " + b"a" * (20 * MIB))
     facts = facts_of(tmp_path, b"WARNING KV cache pool is full. Retract requests. #retracted_reqs: 1\n" * 300_000)
     assert [hit.count for hit in facts.logs or ()] == [300_000]
+    spaces = (b"a" + b" " * 500 + b"\n") * 10_000
+    facts_of(tmp_path, COLLECT_ENV.encode() + spaces)
+    facts_of(tmp_path, (b"OpType=" + b"a" * 40) * 80 + b" Watchdog caught collective operation timeout\n" * 5000)
     assert time.monotonic() - began < 10
 
 

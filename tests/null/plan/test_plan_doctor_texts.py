@@ -25,6 +25,7 @@ INFO [gpu_worker.py:1013] Free memory on device (94.32/95.00 GiB) on startup. De
 INFO Engine 000: Avg prompt throughput: 1.0 tokens/s, Running: 1 reqs, Waiting: 0 reqs, GPU KV cache usage: 0.1%
 [2026-05-24 03:51:44 TP0] Decode batch, #running-req: 4, token usage: 0.50, cuda graph: True, #queue-req: 0
 [2026-05-24 03:51:44 TP0] Capture cuda graph end. Time elapsed: 56.90 s. mem usage=6.22 GB. avail mem=5.61 GB.
+INFO Engine 000: Running: 3 reqs, GPU KV cache usage: 10.0%, Corrupted: 0 reqs
 INFO: 127.0.0.1:58310 - "POST /v1/chat/completions HTTP/1.1" 200 OK
 """
 

@@ -43,7 +43,7 @@ QUALITY = (
     Known(
         "nan logits",
         "NaN",
-        (b"Corrupted: ",),
+        tuple(b"Corrupted: %d" % digit for digit in range(1, 10)),  # 0 is written too
         "error",
         "logits held NaN in {number} requests: their answers are garbage",
         "try a BF16 KV cache and the default MoE back end; check the GPUs' memory errors",

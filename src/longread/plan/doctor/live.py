@@ -15,7 +15,7 @@ from longread.plan.doctor.saved.text import value
 from longread.plan.doctor.series import Reading, latencies, read_metrics
 from longread.spec.errors import ConfigError
 
-BODY_BYTES = 32 * 2**20
+BODY_BYTES = 8 * 2**20
 CONNECT_SECONDS, READ_SECONDS, WHOLE_SECONDS = 5.0, 15.0, 30.0
 REDIRECTS = 3
 INTERVAL = 5.0
@@ -128,7 +128,7 @@ def _metrics(client: httpx.Client, base: str) -> Reading:
 
 
 def _get(client: httpx.Client, url: str) -> tuple[httpx.Response, str]:
-    """The whole answer, within 32 MiB and 30 s."""
+    """The whole answer, within 8 MiB and 30 s."""
     deadline = time.monotonic() + WHOLE_SECONDS
     try:
         with client.stream("GET", url) as response:

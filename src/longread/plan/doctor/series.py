@@ -18,7 +18,7 @@ from longread.spec.errors import ConfigError
 
 Engine = Literal["longread", "vllm", "sglang"]
 ENGINES: tuple[Engine, ...] = ("longread", "vllm", "sglang")
-SAMPLES = 500_000
+SAMPLES = 200_000
 LINE_CHARACTERS = 16_384
 # Ranks of one replica tell the same story; what remains (engine, dp_rank, model_name) are replicas or parts of one sum.
 RANKS = {"tp_rank", "pp_rank", "moe_ep_rank", "pid"}

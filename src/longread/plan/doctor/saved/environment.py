@@ -12,7 +12,7 @@ from longread.plan.doctor.saved.topology import read_topology
 from longread.plan.doctor.versions import normalised, release, told_environment, wheel_architectures
 
 ENTRIES, GPUS = 2000, 64
-ENTRY = re.compile(r"([A-Za-z][\w .(),/-]{0,60}?) {0,60}: ?(.*)")
+NAME = re.compile(r"[A-Za-z][\w .(),/-]{0,80}")
 PIP = re.compile(r"\[pip3?\] ([\w.-]{1,80})==(\S{1,80})")
 CONDA = re.compile(r"\[conda\] ([\w.-]{1,80})\s{1,80}(\d\S{0,80})")
 VARIABLE = re.compile(r"([A-Z][A-Z0-9_]{1,80})=(.*)")
@@ -138,9 +138,9 @@ def _entries(lines: Sequence[str]) -> dict[str, str]:
     """ "name: value" by name, the first of each; not more than 2,000."""
     entries: dict[str, str] = {}
     for line in lines:
-        found = ENTRY.match(line)
-        if found and len(entries) < ENTRIES:
-            entries.setdefault(found[1].strip(), value(found[2]))
+        name, colon, rest = line.partition(":")
+        if colon and len(entries) < ENTRIES and NAME.fullmatch(name.rstrip()):
+            entries.setdefault(name.rstrip(), value(rest))
     return entries
 
 

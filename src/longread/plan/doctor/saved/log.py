@@ -124,16 +124,14 @@ def _hits(known: Known, saved: Saved, phases: "Phases") -> Iterator[LogHit]:
 def _count(
     groups: dict[tuple[str, str], LogHit], known: Known, saved: Saved, begin: int, line: bytes, phase: str
 ) -> None:
+    around = _around(saved.data, begin + len(line)) if known.kind in ("cuda oom", "illegal access") else ""
+    key = (phase, around)
+    if key in groups:  # the first one's numbers stand for all: a pattern is tried a few times a file, not a million
+        groups[key] = replace(groups[key], count=groups[key].count + 1)
+        return
     text = clean(line.decode("utf-8", "replace"))
     match = known.pattern.search(text) if known.pattern else None
     values = {name: value(found) for name, found in match.groupdict().items() if found is not None} if match else {}
-    if known.kind == "nan logits" and not values:
-        return
-    around = _around(saved.data, begin + len(line)) if known.kind in ("cuda oom", "illegal access") else ""
-    key = (phase, around)
-    if key in groups:
-        groups[key] = replace(groups[key], count=groups[key].count + 1)
-        return
     groups[key] = LogHit(
         kind=known.kind,
         file=saved.name,

@@ -79,7 +79,10 @@ def _utf8(data: bytes) -> bytes:
 
 def clean(line: str, at_most: int = LINE_CHARACTERS) -> str:
     """One line without colours; what a terminal could take for a command becomes a space."""
-    text = COLOURS.sub("", line[: at_most + 200])[:at_most]
+    text = line[: at_most + 200]
+    if text.isprintable():
+        return text[:at_most].rstrip()
+    text = COLOURS.sub("", text)[:at_most]
     return "".join(character if character.isprintable() else " " for character in text).rstrip()
 
 
