@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from longread.cli import bench, claim, demo, doctor, fixture, ingest, plan, probe, serve, store, trace
+from longread.cli import bench, claim, demo, doctor, fixture, ingest, plan, probe, serve, simulate, store, trace
 from longread.cli.parser import Parser, UsageError, nearest, refuse_unknown, shorten
 from longread.cli.threads import bound_spinning
 from longread.cli.version import version
@@ -22,6 +22,7 @@ COMMANDS = {
     "demo": demo,
     "plan": plan,
     "claim": claim,
+    "simulate": simulate,
     "probe": probe,
     "doctor": doctor,
     "fixture": fixture,
