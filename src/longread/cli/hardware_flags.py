@@ -22,7 +22,7 @@ _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
 _SLO = re.compile(r"(ttft|tpot)\s*=\s*(\d+(?:\.\d+)?|\.\d+)\s*(us|ms|s|min)", re.IGNORECASE)
 LOAD = ("osl", "prefix", "concurrency", "slo", "tier")
 FIXED = ("tp", "pp", "cp", "dp", "ep", "replicas", "experts", "kv_cache_dtype", "gpu_memory_utilization")
-OUTPUT = ("engine", "top", "json", "emit", "calibrate")
+OUTPUT = ("engine", "top", "json", "html", "emit", "calibrate")
 # Options of this machine's own engine that say nothing about other hardware.
 _HERE = ("max_num_seqs", "kv_cache_memory_bytes", "num_gpu_blocks_override")
 
@@ -58,6 +58,7 @@ def add_hardware_flags(parser: "_ActionsContainer") -> None:
     output = parser.add_argument_group("output (with --hardware)")
     output.add_argument("--top", type=count, metavar="N", help=f"ranked deployments to show; default: {TOP}")
     output.add_argument("--json", action="store_true", help="print one JSON document (schema longread.plan/1) only")
+    output.add_argument("--html", type=Path, metavar="FILE", help="write one self-contained page with plots")
     output.add_argument("--emit", choices=TARGETS, help="print only the command or file that starts the best plan")
     output.add_argument(
         "--calibrate", type=Path, nargs="+", metavar="FILE", help="results of `longread bench` to learn from"

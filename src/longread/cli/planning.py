@@ -6,6 +6,7 @@ Knows: which of the planner's results an option asks for. Must not know: how the
 import argparse
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from longread.cli.checkpoint import BUNDLED, locate, spec_of
@@ -58,6 +59,8 @@ def _search(args: argparse.Namespace, spec: ModelSpec, hardware: Hardware, learn
     load = workload(args)
     factors: Factors | None = learnt.factors if learnt is not None else None
     result = search(spec, hardware, load, engines=_engines(args), fixed=fixed(args), factors=factors)
+    if args.html is not None:
+        _write_page(args.html, result, factors)
     if args.emit is not None:
         print(_emitted(args.emit, result))
     elif args.json:
@@ -72,6 +75,8 @@ def _search(args: argparse.Namespace, spec: ModelSpec, hardware: Hardware, learn
 
 
 def _survey(args: argparse.Namespace, spec: ModelSpec, hardware: Hardware) -> int:
+    if args.html is not None:
+        raise ConfigError("--html draws times against a load; give one: --isl 131072 --osl 512 --concurrency 8")
     found = survey(spec, hardware, engines=_engines(args), fixed=fixed(args))
     if args.emit is not None:
         print(_command(found.deployment, None, args.emit))
@@ -144,6 +149,13 @@ def _command(d: Deployment, load: Workload | None, target: str) -> str:
     from longread.plan.launch import emit  # flags of other engines: only where they are written
 
     return emit(d, load, target)
+
+
+def _write_page(path: Path, result: SearchResult, factors: Factors | None) -> None:
+    from longread.plan.page import render  # drawing: only where a page is written
+
+    path.write_text(render(result, factors), encoding="utf-8")
+    print(f"wrote {path}", file=sys.stderr)
 
 
 def _add_calibration(document: Json, learnt: Calibration | None) -> None:

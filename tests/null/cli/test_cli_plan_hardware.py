@@ -64,6 +64,13 @@ def test_emit_prints_only_the_command(target: str, word: str, capsys: Capture) -
     assert word in out and "ranked by" not in out
 
 
+def test_html_is_one_file(tmp_path: Path, capsys: Capture) -> None:
+    page = tmp_path / "plan.html"
+    said(["V4-Flash", "--hardware", "4xH200", *LOAD, "--html", str(page)], capsys)
+    text = page.read_text(encoding="utf-8")
+    assert "DeepSeek-V4-Flash" in text and "</html>" in text and "http://" not in text.replace("http://www.w3.org", "")
+
+
 def test_a_config_file_is_a_model(tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIGS["DeepSeek-V3.2"]))
     for path in (tmp_path, tmp_path / "config.json"):
@@ -88,6 +95,8 @@ def test_a_config_file_is_a_model(tmp_path: Path, capsys: Capture) -> None:
         (["V3", "--hardware", "0xH20-96", *LOAD], ["'0xH20-96'"]),
         (["V3", "--hardware", "8xH2O"], ["H2O", "did you mean"]),
         (["V3", "--hardware", "16xH20-96"], ["2x8xH20-96"]),
+        (["V3", "--hardware", "8xH20-96", "--html", "x.html"], ["--html", "--isl"]),
+        (["V3", "--hardware", "8xH20-96", *LOAD, "--html", "/no/such/x.html"], ["/no/such/x.html"]),
         (["V3", "--hardware", "8xH20-96", "--dtype", "float32"], ["--dtype is for this machine"]),
         (["V3", "--hardware", "8xH20-96", "--max-num-seqs", "4"], ["--concurrency"]),
         (["V3", "--hardware", "8xH20-96", "--kv-cache-dtype", "int3"], ["int3"]),
