@@ -187,6 +187,18 @@ def test_a_queue_beside_an_empty_cache_is_another_remedy_than_beside_a_full_one(
     assert "although" not in full.statement and "replicas" in full.remedy
 
 
+def test_a_server_elsewhere_is_all_that_is_looked_at(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr(live_module, "is_local", lambda _: False)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with answering({"/metrics": [page("sglang", {**SGLANG, "token_usage": 0.99, "num_queue_reqs": 9})]}) as (url, _):
+        assert main(["doctor", "--json", "--url", url, "--interval", "0.1"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["facts"]["origin"] == url and report["facts"]["host"] is None
+    assert not {"GPUs", "NVIDIA driver"} & {finding["subject"] for finding in report["findings"]}
+    # The queue is what a full cache makes: said once.
+    assert [f["statement"][:8] for f in report["findings"] if f["severity"] == "warning"] == ["KV-bound"]
+
+
 def test_waiting_for_a_place_in_the_batch_is_no_full_cache() -> None:
     """vLLM 0.32, run: with --max-num-seqs 2 and an empty cache, what waits has the reason "capacity"."""
     by_reason = [('reason="capacity"', 3.0), ('reason="deferred"', 0.0)]

@@ -74,6 +74,8 @@ def _presence(facts: Facts) -> Iterator[Finding]:
             "`sudo dmesg | grep -iE 'xid|nvrm'`; a GPU is lost or its system processor is stuck: drain and reboot",
         )
     elif facts.gpus is None and facts.origin != THIS_MACHINE and "gpus" not in facts.unread:
+        if facts.live is not None and facts.origin == facts.live.url:  # nobody asked for more than the server
+            return
         yield Finding(
             "note",
             "GPUs",

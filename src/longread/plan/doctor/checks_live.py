@@ -95,7 +95,8 @@ def check_live(facts: Facts) -> Iterator[Finding]:
             "look again under load",
         )
     else:
-        found = [*_stuck(live, load), *_kv(live, load), *_queue(live, load), *_phases(live, load)]
+        full = list(_kv(live, load))  # then the queue is a consequence
+        found = [*_stuck(live, load), *(full or _queue(live, load)), *_phases(live, load)]
         found += [*_misses(live, load), *_refused(live), *_graphs(live, load)]
         yield from found
         if not any(finding.severity == "warning" for finding in found):
@@ -253,7 +254,7 @@ def _queue(live: Live, load: Load) -> Iterator[Finding]:
         told + _state(live, load),
         (QUEUE_ROOM_REMEDY if room else QUEUE_REMEDY)[live.engine],
         "SGLang hyperparameter tuning guide (usage < 0.9 and a queue)"
-        if live.engine == "sglang"
+        if live.engine == "sglang" and room
         else "vllm-project/vllm#49445",
     )
 

@@ -19,7 +19,7 @@ BODY_BYTES = 8 * 2**20
 CONNECT_SECONDS, READ_SECONDS, WHOLE_SECONDS = 5.0, 15.0, 30.0
 REDIRECTS = 3
 INTERVAL = 5.0
-LOOPBACK = {"localhost", "127.0.0.1", "::1", "0.0.0.0"}
+LOOPBACK = {"localhost", "::1", "0.0.0.0"}
 
 
 def base_url(text: str) -> str:
@@ -41,7 +41,8 @@ def base_url(text: str) -> str:
 
 
 def is_local(url: str) -> bool:
-    return (urlsplit(url).hostname or "") in LOOPBACK
+    host = urlsplit(url).hostname or ""
+    return host in LOOPBACK or host.startswith("127.")
 
 
 def read_live(
