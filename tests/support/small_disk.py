@@ -24,8 +24,8 @@ def run_on_small_disk(file: str, function: Callable[[Path], None], folder: Path,
 class Ballast:
     """A file that takes all the room that there is but ``left`` bytes."""
 
-    def __init__(self, folder: Path):
-        self.path = folder / "ballast"
+    def __init__(self, folder: Path, name: str = "ballast"):
+        self.path = folder / name
 
     def fill(self, left: int = 0) -> None:
         self.free()

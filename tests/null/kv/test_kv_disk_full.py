@@ -5,7 +5,9 @@ Each function without ``test_`` runs in a process of its own, on a file system o
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
+from errno import ENOSPC
 from pathlib import Path
 
 import pytest
@@ -13,12 +15,14 @@ from apart import called
 from recordmaker import SMALL, chain_of, served
 from small_disk import Ballast, run_on_small_disk
 
+from longread.kv.disk.reserve import RESERVE_NAME, SIZE
 from longread.kv.disk.store import DiskStore
-from longread.kv.records import DocumentInfo, Record
+from longread.kv.records import DocumentInfo, Layout, Record
 from longread.spec.documents import document_id
-from longread.spec.errors import StoreError, StoreFullError
+from longread.spec.errors import StoreFullError
 
 BIG = 2**30
+ROOM = SIZE + 7 * 2**20
 
 
 def chain(number: int) -> list[Record]:
@@ -33,8 +37,7 @@ def named(records: list[Record]) -> DocumentInfo:
 
 @contextmanager
 def refused() -> Iterator[None]:
-    """SQLite calls it an I/O error where it is the memory that the users of an index share that has no room."""
-    with pytest.raises(StoreError, match=r"disk is full|disk I/O error"):
+    with pytest.raises(StoreFullError, match="the disk is full"):
         yield
 
 
@@ -120,21 +123,137 @@ def opened_while_it_is_full(place: Path) -> None:
     with store_at(place / "store") as store:
         store.write(chain(1), document=named(chain(1)))
     ballast.fill()
-    opened = []
-    for read_only in (True, False):  # no room even for the memory that the readers of an index share
-        try:
-            store = DiskStore.open(place / "store", SMALL, max_bytes=BIG, read_only=read_only)
-        except StoreError as error:
-            assert "disk is full" in str(error) or "disk I/O error" in str(error), error
-        else:
-            opened.append(read_only)
-            assert served(store, chain(1)) == len(chain(1))
-            store.close()
+    with refused():  # no room even for the memory that the users of an index share
+        DiskStore.open(place / "store", SMALL, max_bytes=BIG)
+    with closing(DiskStore.open(place / "store", SMALL, max_bytes=BIG, read_only=True)) as reader:
+        assert served(reader, chain(1)) == len(chain(1))  # one that was closed well can do without
     ballast.free()
     with store_at(place / "store") as store:
+        assert not store.stats().reserve_bytes  # of so small a disk
         assert served(store, chain(1)) == len(chain(1))
         is_sound(store)
-    print(opened)
+
+
+def opened_with_a_reserve_while_it_is_full(place: Path) -> None:
+    ballast, reserve = Ballast(place), place / "store" / RESERVE_NAME
+    with store_at(place / "store") as store:
+        store.write(chain(1), document=named(chain(1)))
+    before = reserve.stat().st_size
+    ballast.fill()
+    for layout in (SMALL, None):  # it has room for the memory that is shared, and takes back what is left
+        with store_at(place / "store", layout) as store:
+            assert served(store, chain(1)) == len(chain(1))
+            assert 0 < before - reserve.stat().st_size <= 2**17
+            with store_at(place / "store") as other, refused():
+                other.write(chain(2))
+    ballast.free()
+    with store_at(place / "store") as store:
+        assert reserve.stat().st_size == before == store.stats().reserve_bytes
+        assert served(store, chain(1)) == len(chain(1))
+        is_sound(store)
+
+
+def fills_the_disk_by_itself(place: Path, pinned_each: int, closed: bool) -> None:
+    """Nothing comes free but by the store's own getting smaller: all at once, or chains between pinned ones."""
+    Ballast(place).fill(ROOM)
+    store, done = DiskStore.open(place / "store", SMALL, max_bytes=BIG), []
+    with refused():
+        for number in range(10_000):
+            pinned = pinned_each > 0 and number % pinned_each == 0
+            store.write(chain(number), document=replace(named(chain(number)), pinned=pinned))
+            done.append(number)
+    pinned_ones = done[:: pinned_each or len(done) + 1][: 1000 if pinned_each else 0]
+    with refused():  # what is kept back is not for records
+        for number in range(20_000, 21_000):
+            store.write(chain(number)[:1])
+    before = store.stats()
+    assert before.reserve_bytes == SIZE
+    if closed:  # with what SQLite then gives back taken by somebody else
+        store.close()
+        Ballast(place, "more").fill()
+        store = DiskStore.open(place / "store", None, max_bytes=BIG)
+    done_here = store.gc((before.file_bytes + before.document_bytes) // 2)
+    assert done_here.evicted and done_here.counted_bytes <= (before.file_bytes + before.document_bytes) // 2
+    is_sound(store)
+    for number in pinned_ones:
+        assert served(store, chain(number)) == len(chain(number))
+    assert {named(chain(number)).id for number in pinned_ones} <= {info.id for info in store.documents() if info.pinned}
+    if closed:
+        store.close()
+        store = DiskStore.open(place / "store", SMALL, max_bytes=BIG)
+    assert served(store, chain(done[-1])) == len(chain(done[-1]))
+    store.write(chain(20_000))
+    assert served(store, chain(20_000)) == len(chain(20_000))
+    assert store.stats().reserve_bytes == before.reserve_bytes
+    is_sound(store)
+    store.close()
+
+
+def filled_by_itself(place: Path) -> None:
+    fills_the_disk_by_itself(place, pinned_each=0, closed=False)
+
+
+def filled_by_itself_between_pinned_ones(place: Path) -> None:
+    fills_the_disk_by_itself(place, pinned_each=4, closed=False)
+
+
+def filled_by_itself_and_closed(place: Path) -> None:
+    fills_the_disk_by_itself(place, pinned_each=4, closed=True)
+
+
+def a_smaller_size_shrinks_it(place: Path) -> None:
+    """As the message says: opened with a smaller size, the next write makes room."""
+    Ballast(place).fill(ROOM)
+    store = DiskStore.open(place / "store", SMALL, max_bytes=BIG)
+    with refused():
+        for number in range(10_000):
+            store.write(chain(number), document=named(chain(number)))
+    store.close()
+    Ballast(place, "more").fill()
+    with closing(DiskStore.open(place / "store", SMALL, max_bytes=2**21)) as store:
+        assert not store.stats().reserve_bytes  # of so small a size
+        assert store.write(chain(20_000))
+        stats = store.stats()
+        assert stats.file_bytes + stats.document_bytes <= 2**21
+        assert served(store, chain(20_000)) == len(chain(20_000))
+        is_sound(store)
+
+
+def shared_while_it_is_full(place: Path) -> None:
+    """One process collects in the room of the reserve; another that would write meanwhile does not get it."""
+    first, second = (DiskStore.open(place / "store", SMALL, max_bytes=BIG) for _ in range(2))
+    ballast = Ballast(place)
+    ballast.fill(ROOM)
+    for number in range(40):
+        (first, second)[number % 2].write(chain(number), document=named(chain(number)))
+    ballast.fill()
+    before = first.stats()
+    whole = before.reserve_bytes
+    collect, meanwhile = first._collector.collect, []
+
+    def collecting(*arguments: object) -> None:
+        lent = first._reserve.size == 0
+        if lent:
+            with refused():
+                second.write(chain(20_000))
+            second.remove("doc-none")  # what needs no room goes on
+            DiskStore.open(place / "store", SMALL, max_bytes=BIG).close()
+        meanwhile.append(lent)
+        collect(*arguments)  # type: ignore[arg-type]
+        if not lent:
+            raise OSError(ENOSPC, "as if the log had not found room")
+
+    first._collector.collect = collecting  # type: ignore[method-assign,assignment]
+    first.gc(100_000)
+    assert meanwhile == [False, True]
+    after = first.stats()  # the other one's segment is still being written to
+    assert after.live_bytes + after.document_bytes <= 100_000 and after.file_bytes < before.file_bytes
+    ballast.free()
+    assert second.write(chain(20_000)) and second.stats().reserve_bytes == whole
+    for store in (first, second):
+        assert served(store, chain(20_000)) == len(chain(20_000))
+        is_sound(store)
+        store.close()
 
 
 def rebuilt_while_it_is_full(place: Path) -> None:
@@ -179,8 +298,8 @@ def imported_and_exported_while_it_is_full(place: Path) -> None:
 
 
 @contextmanager
-def store_at(path: Path) -> Iterator[DiskStore]:
-    store = DiskStore.open(path, SMALL, max_bytes=BIG)
+def store_at(path: Path, layout: Layout | None = SMALL) -> Iterator[DiskStore]:
+    store = DiskStore.open(path, layout, max_bytes=BIG)
     try:
         yield store
     finally:
@@ -195,11 +314,25 @@ SCENES: list[Callable[[Path], None]] = [
     imported_and_exported_while_it_is_full,
 ]
 
+WITH_A_RESERVE: list[Callable[[Path], None]] = [
+    opened_with_a_reserve_while_it_is_full,
+    filled_by_itself,
+    filled_by_itself_between_pinned_ones,
+    filled_by_itself_and_closed,
+    a_smaller_size_shrinks_it,
+    shared_while_it_is_full,
+]
+
 
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
 def test_on_a_small_disk(scene: Callable[[Path], None], tmp_path: Path) -> None:
     run_on_small_disk(__file__, scene, tmp_path)
 
 
+@pytest.mark.parametrize("scene", WITH_A_RESERVE, ids=lambda scene: scene.__name__)
+def test_on_a_disk_with_room_for_a_reserve(scene: Callable[[Path], None], tmp_path: Path) -> None:
+    run_on_small_disk(__file__, scene, tmp_path, size="128m")
+
+
 if __name__ == "__main__":
-    called(SCENES)
+    called(SCENES + WITH_A_RESERVE)

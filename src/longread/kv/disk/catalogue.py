@@ -117,6 +117,12 @@ class Catalogue:
             if busy:
                 raise StoreError(f"{self.path}: somebody else has it open; try again")
 
+    def shorten_log(self) -> None:
+        """Begin the log anew if nobody reads in it: the next transaction then has the room of the last ones."""
+        with self._write_lock, translated(self.path):
+            if self._writer is not None:
+                self._writer.execute("PRAGMA wal_checkpoint(PASSIVE)")
+
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
         """One write transaction: all of it or nothing. Raises StoreError."""
@@ -425,7 +431,8 @@ def translated(path: Path) -> Iterator[None]:
         raise damaged(path, error) from error
     except sqlite3.Error as error:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        if code == sqlite3.SQLITE_FULL:
+        # What the index's users share in memory is a file, too: without room for it SQLite has an I/O error to tell of.
+        if code == sqlite3.SQLITE_FULL or getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_IOERR_SHMSIZE:
             raise StoreFullError(f"{folder}: the disk is full; free space, or give the store a smaller size") from error
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             raise damaged(path, error) from error

@@ -3,18 +3,21 @@
 Knows segments, index and ages. Must not know who asks, nor what a record means.
 
 Space comes free by deleting segments: those without a live record at once, others after their live records have been
-copied to a new one. A segment whose writer lives is left alone; that process will collect it later.
+copied to a new one. A segment whose writer lives is left alone; that process will collect it later. On a full disk it
+goes on in small portions: records are forgotten some at a time, and copied from the end of a segment, which is cut off
+before the next ones are.
 """
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from longread.kv.disk import documents
 from longread.kv.disk.catalogue import Catalogue, Row, agrees, damaged, delete, enter_segments
 from longread.kv.disk.eviction import DOCUMENT, NODE_TYPES, Node, leading_to, unreachable, victims
+from longread.kv.disk.reserve import Reserve
 from longread.kv.disk.segments import (
     Place,
     SegmentReader,
@@ -23,10 +26,12 @@ from longread.kv.disk.segments import (
     segment_files,
     unwritten,
 )
+from longread.spec.errors import StoreFullError
 
 LIVE_AFTER_EVICTION = 0.85  # of the limit: eviction goes further than it must, so that not every write evicts
 DEAD_SHARE = 0.5  # a segment with more dead bytes than this is compacted even when there is room
 ROUNDS = 4
+PORTION = 256  # records forgotten by one transaction: each changes about six pages of the index, of 4 KiB
 
 
 @dataclass(slots=True)
@@ -41,17 +46,20 @@ class Collected:
     segments_deleted: int = 0
     freed_bytes: int = 0
     file_bytes: int = 0  # of all segments afterwards
-    counted_bytes: int = 0  # with the documents' texts and ids
+    counted_bytes: int = 0  # with the documents' texts and ids, and the reserve
 
 
 class Collector:
     """Collects one store. One thread of one process at a time, which the caller sees to."""
 
-    def __init__(self, folder: Path, catalogue: Catalogue, reader: SegmentReader, writer: SegmentWriter):
+    def __init__(
+        self, folder: Path, catalogue: Catalogue, reader: SegmentReader, writer: SegmentWriter, reserve: Reserve
+    ):
         self.folder = folder
         self.catalogue = catalogue
         self.reader = reader
         self.writer = writer
+        self.reserve = reserve
 
     def tidy(self) -> int:
         """Delete what no index row names and no process writes: files and ends of files. Returns the bytes freed."""
@@ -76,46 +84,44 @@ class Collector:
             self._forget_missing(gone)
         return freed
 
-    def collect(self, limit: int, room: int, ends: Sequence[bytes]) -> Collected:
+    def collect(self, limit: int, room: int, ends: Sequence[bytes], done: Collected) -> None:
         """Evict and compact until segments and documents together leave ``room`` bytes below ``limit``, as far as it
         goes. A document whose state is gone goes itself in its turn, by when it was last asked for.
 
-        Pinned documents stay, and so do the chains that lead to ``ends``.
+        Pinned documents stay, and so do the chains that lead to ``ends``. What is done is added to ``done`` as it is.
+        Raises StoreFullError or OSError on a disk without any room.
         """
-        done = Collected(freed_bytes=self.tidy())
+        done.freed_bytes += self.tidy()
         self._drop_unreachable(done)
         goal = max(limit - room, 0)
         for _ in range(ROUNDS):
-            live, stuck = self._live_bytes()
+            live, stuck = self._live_bytes(limit)
             if live + stuck > goal:
                 wanted = max(min(int(limit * LIVE_AFTER_EVICTION) - room, goal) - stuck, 0)
                 if not self._evict(live - wanted, ends, done):
-                    self._compact(goal, done)
+                    self._compact(limit, goal, done)
                     break
-            self._compact(goal, done)
-            if self.counted_bytes() <= goal:
+            self._compact(limit, goal, done)
+            if self.counted_bytes(limit) <= goal:
                 break
-        done.file_bytes = self.file_bytes()
-        done.counted_bytes = self.counted_bytes()
-        return done
 
     def file_bytes(self) -> int:
         """Bytes of all segments, as committed."""
         return int(self.catalogue.query("SELECT coalesce(sum(bytes), 0) FROM segments")[0][0])
 
-    def counted_bytes(self) -> int:
-        """What the limit is for: all segments, and the documents' texts and ids."""
-        return self.file_bytes() + documents.bytes_stored(self.catalogue)[1]
+    def counted_bytes(self, limit: int) -> int:
+        """What the limit is for: all segments, the documents' texts and ids, and the reserve."""
+        return self.file_bytes() + documents.bytes_stored(self.catalogue)[1] + self.reserve.within(limit)
 
     def nodes(self) -> list[Node]:
         sql = "SELECT id, kind, key, parent, depth, size, used FROM records"
         return [Node(*row) for row in self.catalogue.query(sql, (), NODE_TYPES)]
 
-    def _live_bytes(self) -> tuple[int, int]:
-        """Bytes of indexed records and documents, and dead bytes that cannot be had because somebody still writes
-        there.
+    def _live_bytes(self, limit: int) -> tuple[int, int]:
+        """Bytes of indexed records and documents, and what cannot be had: dead bytes where somebody still writes,
+        and the reserve.
         """
-        live, stuck = documents.bytes_stored(self.catalogue)[1], 0
+        live, stuck = documents.bytes_stored(self.catalogue)[1], self.reserve.within(limit)
         for name, size, used in self._segments():
             live += used
             if size > used:
@@ -136,28 +142,43 @@ class Collector:
         return rows
 
     def _drop_unreachable(self, done: Collected) -> None:
-        lost = unreachable(self.nodes())
-        if lost:
-            with self.catalogue.transaction() as write:
-                delete(write, [node.id for node in lost])
-            done.unreachable += len(lost)
+        for gone in self._forget(unreachable(self.nodes())):
+            done.unreachable += len(gone)
 
     def _evict(self, excess: int, ends: Sequence[bytes], done: Collected) -> bool:
         nodes = self.nodes()
         keep = documents.pinned_keys(self.catalogue) | leading_to(nodes, ends)
         chosen = victims([*nodes, *documents.forgettable(self.catalogue)], keep, excess)
-        records = [node for node in chosen if node.kind != DOCUMENT]
-        if chosen:
-            with self.catalogue.transaction() as write:
-                delete(write, [node.id for node in records])
-                documents.forget(write, [node.id for node in chosen if node.kind == DOCUMENT])
+        for gone in self._forget(chosen):
+            records = [node for node in gone if node.kind != DOCUMENT]
             done.evicted += len(records)
             done.evicted_bytes += sum(node.size for node in records)
-            done.documents += len(chosen) - len(records)
+            done.documents += len(gone) - len(records)
         return bool(chosen)
 
-    def _compact(self, goal: int, done: Collected) -> None:
-        total = self.counted_bytes()
+    def _forget(self, nodes: Sequence[Node]) -> Iterator[Sequence[Node]]:
+        """Take records and documents out of the index, in order. Yields those that are out, some at a time: fewer
+        where the disk has no room for a longer log. Raises StoreFullError if it has none for one of them.
+        """
+        at, portion = 0, PORTION
+        while at < len(nodes):
+            part = nodes[at : at + portion]
+            try:
+                with self.catalogue.transaction() as write:
+                    delete(write, [node.id for node in part if node.kind != DOCUMENT])
+                    documents.forget(write, [node.id for node in part if node.kind == DOCUMENT])
+            except StoreFullError:
+                if portion == 1:
+                    raise
+                portion //= 4
+                with suppress(StoreFullError):
+                    self.catalogue.shorten_log()
+                continue
+            yield part
+            at += portion
+
+    def _compact(self, limit: int, goal: int, done: Collected) -> None:
+        total = self.counted_bytes(limit)
         segments = sorted(self._segments(), key=lambda each: each[2] / max(each[1], 1))
         small = {name for name, size, _ in segments if size < self.writer.segment_bytes // 4}
         if len(small) <= 8:
@@ -169,18 +190,43 @@ class Collector:
             with unwritten(self.folder, name) as file:
                 if file is None:
                     continue
-                total -= size - self._move_out(name, done)
+                total -= size - self._move_out(name, file, done)
                 done.segments_deleted += 1
                 done.freed_bytes += dead
         self.writer.finish()  # else the copies would lie where this process itself keeps collection out
 
-    def _move_out(self, name: str, done: Collected) -> int:
-        """Copy a segment's live records elsewhere and delete it, under its lock. Returns the bytes copied."""
+    def _move_out(self, name: str, file: int, done: Collected) -> int:
+        """Copy a segment's live records elsewhere and delete it, under its lock. Returns the bytes copied.
+
+        Where there is no room for all of them beside the segment, they are moved from its end on, and what is behind
+        the rest is cut off. A reader who still looks there finds that the record's row has changed.
+        """
+        rows, copied = list(self._rows(name)), 0
+        while sum(row.place.size for row in rows) > self._room():
+            count, budget = 0, self._room() // 2
+            while count < len(rows) and (not count or budget >= rows[-count - 1].place.size):
+                budget -= rows[-count - 1].place.size
+                count += 1
+            cut = rows[-count].place.offset
+            copied += self._move(name, rows[-count:], cut, done)
+            os.ftruncate(file, cut)
+            del rows[-count:]
+        copied += self._move(name, rows, 0, done)
+        (self.folder / name).unlink(missing_ok=True)
+        self.reader.forget(name)
+        return copied
+
+    def _room(self) -> int:
+        disk = os.statvfs(self.folder)
+        return disk.f_bavail * disk.f_frsize
+
+    def _move(self, name: str, rows: Sequence[Row], left: int, done: Collected) -> int:
+        """Copy these records of a segment, in one transaction that leaves ``left`` bytes of it, or nothing."""
         moved: list[tuple[int, Place]] = []
         bad: list[int] = []
         with ExitStack() as undo:
             undo.callback(self.writer.rollback)
-            for row in self._rows(name):
+            for row in rows:
                 found = self.reader.record(row.place)
                 if found is None or not agrees(row, found[0], found[1].run):
                     bad.append(row.id)
@@ -195,12 +241,13 @@ class Collector:
                     [(numbers[place.segment], place.offset, number) for number, place in moved],
                 )
                 delete(write, bad)
-                delete(write, [number for (number,) in write.execute(_LEFT, (name,)).fetchall()])
-                write.execute("DELETE FROM segments WHERE name = ?", (name,))
+                if left:
+                    write.execute("UPDATE segments SET bytes = ? WHERE name = ?", (left, name))
+                else:
+                    delete(write, [number for (number,) in write.execute(_LEFT, (name,)).fetchall()])
+                    write.execute("DELETE FROM segments WHERE name = ?", (name,))
             undo.pop_all()
         self.writer.commit()
-        (self.folder / name).unlink(missing_ok=True)
-        self.reader.forget(name)
         done.corrupt += len(bad)
         return sum(place.size for _, place in moved)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from longread.kv.disk.catalogue import check_marks, damaged
 from longread.kv.disk.locks import open_own, share_lock, take_lock, try_lock
+from longread.kv.disk.reserve import RESERVE_NAME
 from longread.kv.disk.segments import segment_files
 from longread.spec.errors import StoreError, StoreVersionError
 
@@ -70,7 +71,7 @@ def make_folder(path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise StoreVersionError(f"{path}: a file, not a folder; give another name")
     if not (path / INDEX_NAME).exists() and path.is_dir():
-        own = {SEGMENTS, LOCK_NAME, COLLECT_LOCK, "lost+found"}
+        own = {SEGMENTS, LOCK_NAME, COLLECT_LOCK, RESERVE_NAME, "lost+found"}
         foreign = sorted(each.name for each in path.iterdir() if each.name not in own)
         if not foreign and (path / SEGMENTS).is_dir():
             foreign = sorted(each.name for each in (path / SEGMENTS).iterdir())

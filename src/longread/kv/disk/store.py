@@ -38,10 +38,11 @@ from longread.kv.disk.folder import (
     refuse_others,
     require_index,
 )
-from longread.kv.disk.format import fault, record_size
+from longread.kv.disk.format import HEADER_BYTES, RUN_BYTES_MAX, fault, record_size
 from longread.kv.disk.locks import require_locks
 from longread.kv.disk.reading import RecordReader
 from longread.kv.disk.rebuild import rebuild
+from longread.kv.disk.reserve import Reserve
 from longread.kv.disk.segments import (
     SEGMENT_BYTES,
     Place,
@@ -63,14 +64,15 @@ TOUCH_SECONDS = 10.0  # how long a use may stay in memory before it is written d
 @dataclass(frozen=True, slots=True)
 class StoreStats:
     """``live_bytes``: of all records; ``file_bytes``: of the segments they lie in; ``document_bytes``: of the texts and
-    ids of documents, in the index. The limit is for the last two together; the rest of the index comes on top (about
-    1.5 KB a page).
+    ids of documents, in the index; ``reserve_bytes``: kept back for the day the disk is full. The limit is for the last
+    three together; the rest of the index comes on top (about 1.5 KB a page).
     """
 
     records: dict[Kind, int]
     live_bytes: int
     file_bytes: int
     document_bytes: int
+    reserve_bytes: int
     segments: int
     corrupt: int
 
@@ -99,7 +101,9 @@ class DiskStore:
         self._reader = RecordReader(path, self._catalogue, self._segments, read_only)
         self._lock = lock
         self._writer = SegmentWriter(path / SEGMENTS, max(min(SEGMENT_BYTES, max_bytes // 8), 1))
-        self._collector = Collector(path / SEGMENTS, self._catalogue, self._segments, self._writer)
+        # Without a model nothing is written, and the store's real limit is not known.
+        self._reserve = Reserve(path, max_bytes if layout else 0, _largest_record(layout) if layout else 0)
+        self._collector = Collector(path / SEGMENTS, self._catalogue, self._segments, self._writer, self._reserve)
         self._write_lock = threading.RLock()
         self._touched: dict[tuple[bytes, bool], int] = {}  # key, and whether its ring is meant
         self._named: dict[str, float] = {}  # documents that were asked for by id
@@ -126,12 +130,15 @@ class DiskStore:
                 raise StoreError(f"{path}: there is no store; `--store` makes one where a model is served or ingested")
             lock = UseLock(path / LOCK_NAME, read_only)
             undo.callback(lock.release)
-            store = cls(path, layout, max_bytes, read_only, lock)
+            if read_only:
+                store = cls(path, layout, max_bytes, True, lock)
+            else:  # what is full must be opened to be made smaller
+                store = Reserve(path, 0).lend(lambda: cls(path, layout, max_bytes, False, lock))
             lock.share()
             undo.pop_all()
             undo.callback(store.close)
             if not read_only:
-                store._collector.tidy()
+                store._prepare()
             undo.pop_all()
             return store
 
@@ -259,7 +266,10 @@ class DiskStore:
                 return 0
             room = sum(record_size(record) for record in fresh)
             room += documents.most_bytes(document) if document is not None else 0
+            self._reserve.stands()  # before the limit is looked at, in which it counts
             self._make_room(room, _ends(records, document))
+            if not self._reserve.stands():
+                raise _full(self.path)
             return self._commit(fresh, layout, self._root, document)
 
     def touch(self, keys: Sequence[bytes]) -> None:
@@ -308,10 +318,15 @@ class DiskStore:
 
     def remove(self, ident: str, *, any_model: bool = False) -> bool:
         """Forget a document, and of its records those that no other document has, with all that hangs on them."""
-        with self._write_lock, self._catalogue.transaction() as write:
-            numbers = documents.remove(write, ident, -1 if any_model else self._root)
-            index.delete(write, numbers or [])
-        return numbers is not None
+
+        def work() -> bool:
+            with self._catalogue.transaction() as write:
+                numbers = documents.remove(write, ident, -1 if any_model else self._root)
+                index.delete(write, numbers or [])
+            return numbers is not None
+
+        with self._write_lock, _system_errors(self.path):
+            return self._reserve.lend(work)
 
     def gc(self, max_bytes: int | None = None) -> Collected:
         """Bring all segments under ``max_bytes`` (None: the store's), as far as pins and living writers allow."""
@@ -334,7 +349,7 @@ class DiskStore:
         counts = {KINDS[kind]: int(number) for kind, number, _ in rows}
         files = self._catalogue.query("SELECT count(*), coalesce(sum(bytes), 0) FROM segments")[0]
         live, texts = sum(int(size) for _, _, size in rows), documents.bytes_stored(self._catalogue)[1]
-        return StoreStats(counts, live, int(files[1]), texts, int(files[0]), self.corrupt)
+        return StoreStats(counts, live, int(files[1]), texts, self._reserve.size, int(files[0]), self.corrupt)
 
     def models(self) -> list[ModelStats]:
         """The models and formats that have records here."""
@@ -386,8 +401,18 @@ class DiskStore:
         return description.document
 
     def _set_pinned(self, ident: str, pinned: bool) -> bool:
-        with self._write_lock, self._catalogue.transaction() as write:
-            return documents.set_pinned(write, ident, self._root, pinned)
+        def work() -> bool:
+            with self._catalogue.transaction() as write:
+                return documents.set_pinned(write, ident, self._root, pinned)
+
+        with self._write_lock, _system_errors(self.path):
+            return self._reserve.lend(work)
+
+    def _prepare(self) -> None:
+        """Opened for writing: clear up behind who died, and keep room for the day the disk is full."""
+        self._reserve.lend(self._collector.tidy)
+        self._reserve.fit(self.max_bytes)
+        self._reserve.make()
 
     def _make_room(self, room: int, ends: Sequence[bytes]) -> None:
         """Before a write of ``room`` bytes, which may not cost the chains that lead to ``ends``.
@@ -400,7 +425,7 @@ class DiskStore:
                 f"(--store-size)"
             )
         for _ in range(ATTEMPTS):  # what comes free here another process may fill meanwhile
-            if self._collector.counted_bytes() + room <= self.max_bytes:
+            if self._collector.counted_bytes(self.max_bytes) + room <= self.max_bytes:
                 return
             with locked(self.path / COLLECT_LOCK):
                 done = self._collect(self.max_bytes, room, ends)
@@ -413,11 +438,22 @@ class DiskStore:
         )
 
     def _collect(self, limit: int, room: int, ends: Sequence[bytes]) -> Collected:
-        self._reader.drop_unsound()
-        self._flush()
-        self._writer.finish()  # so that its segment can be compacted too
-        done = self._collector.collect(limit, room, ends)
-        self._reader.count_corrupt(done.corrupt)
+        """Raises StoreFullError where the disk has not even the room for that. What was done until then is done."""
+        done = Collected()
+
+        def work() -> None:
+            with _system_errors(self.path):
+                self._reader.drop_unsound()
+                self._flush()
+                self._writer.finish()  # so that its segment can be compacted too
+                self._collector.collect(limit, room, ends, done)
+
+        try:
+            self._reserve.lend(work)
+        finally:
+            self._reader.count_corrupt(done.corrupt)
+        self._reserve.fit(limit)  # not before: others would take the room
+        done.file_bytes, done.counted_bytes = self._collector.file_bytes(), self._collector.counted_bytes(limit)
         return done
 
     def _require_writable(self) -> None:
@@ -504,6 +540,10 @@ def _ends(records: Sequence[Record], document: DocumentInfo | None) -> list[byte
     return [*keys, *([document.tail] if document is not None else [])]
 
 
+def _largest_record(layout: Layout) -> int:
+    return HEADER_BYTES + RUN_BYTES_MAX + max(layout.page_bytes, layout.ring_bytes)
+
+
 def _check(record: Record, layout: Layout) -> None:
     wrong = fault(record.kind, record.key, record.parent, record.depth, record.run)
     wanted = layout.payload_bytes(record.kind)
@@ -513,6 +553,10 @@ def _check(record: Record, layout: Layout) -> None:
         raise StoreError(f"{record.kind} {record.key.hex()} cannot be stored: {wrong}")
 
 
+def _full(path: Path) -> StoreFullError:
+    return StoreFullError(f"{path}: the disk is full; free space, or give the store a smaller size")
+
+
 @contextmanager
 def _system_errors(path: Path) -> Iterator[None]:
     """The system's errors as the store's, with what to do next."""
@@ -520,7 +564,7 @@ def _system_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (ENOSPC, EDQUOT):
-            raise StoreFullError(f"{path}: the disk is full; free space, or give the store a smaller size") from error
+            raise _full(path) from error
         if isinstance(error, PermissionError) or error.errno == EROFS:
             raise StoreReadOnlyError(f"{path}: the store cannot be written to ({error.strerror})") from error
         raise StoreError(f"{path}: {error.strerror or error}") from error
