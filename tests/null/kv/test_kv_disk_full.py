@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from apart import called
-from recordmaker import SMALL, chain_of, served
+from recordmaker import ROOT, SMALL, chain_of, served
 from small_disk import Ballast, run_on_small_disk
 
 from longread.kv.disk.reserve import RESERVE_NAME, SIZE
@@ -201,6 +201,29 @@ def filled_by_itself_and_closed(place: Path) -> None:
     fills_the_disk_by_itself(place, pinned_each=4, closed=True)
 
 
+def what_is_pinned_moves_from_the_end_of_a_segment(place: Path) -> None:
+    """More is pinned in one segment than there is room for beside it, even with the reserve's."""
+    layout = Layout(ROOT, "tiny", "float32", page_bytes=100_000, ring_bytes=250)
+    chains = [chain_of([number, *range(2000)], layout) for number in range(60)]
+    Ballast(place).fill(SIZE + 40 * 2**20)
+    store, done = DiskStore.open(place / "store", layout, max_bytes=BIG), []
+    with refused():
+        for number, records in enumerate(chains):
+            store.write(records, document=replace(named(records), pinned=number % 3 > 0))
+            done.append(records)
+    pinned = [records for number, records in enumerate(done) if number % 3]
+    assert SIZE < sum(len(each.payload) for records in pinned for each in records) < store.stats().file_bytes * 0.7
+    [before] = (place / "store" / "segments").iterdir()
+    store.gc(2**20)
+    assert [before] != list((place / "store" / "segments").iterdir())
+    assert all(served(store, records) == len(records) for records in pinned)
+    assert served(store, done[0]) == 0
+    stats = store.stats()
+    assert stats.file_bytes == stats.live_bytes
+    is_sound(store)
+    store.close()
+
+
 def a_smaller_size_shrinks_it(place: Path) -> None:
     """As the message says: opened with a smaller size, the next write makes room."""
     Ballast(place).fill(ROOM)
@@ -319,6 +342,7 @@ WITH_A_RESERVE: list[Callable[[Path], None]] = [
     filled_by_itself,
     filled_by_itself_between_pinned_ones,
     filled_by_itself_and_closed,
+    what_is_pinned_moves_from_the_end_of_a_segment,
     a_smaller_size_shrinks_it,
     shared_while_it_is_full,
 ]
