@@ -35,7 +35,13 @@ TORCH_FREE_ROOMS: dict[str, set[str]] = {
     "kv": {"longread.kv.tensors"},
     "cli": set(),
 }
-TORCH_FREE_MODULES = ("longread.engine.scheduler", "longread.engine.batch")
+TORCH_FREE_MODULES = (
+    "longread.engine.scheduler",
+    "longread.engine.policy",
+    "longread.engine.waiting",
+    "longread.engine.standing",
+    "longread.engine.batch",
+)
 HEAVY = {"torch", "transformers"}
 # Where an error of any kind is caught on purpose, and why: these are the edges of a process or of a request.
 BROAD_EXCEPT: dict[str, str] = {

@@ -22,7 +22,7 @@ MEMORY_FLAGS = (
     "host_cache_size",
     "dtype",
 )
-SERVING_FLAGS = ("seed", "enable_prefix_caching", "snapshot_interval", "store", "store_size")
+SERVING_FLAGS = ("seed", "enable_prefix_caching", "snapshot_interval", "store", "store_size", "slo")
 
 
 def add_memory_flags(group: "_ActionsContainer") -> None:
@@ -53,6 +53,9 @@ def add_serving_flags(group: "_ActionsContainer") -> None:
     )
     group.add_argument(
         "--snapshot-interval", metavar="N", default="32K", help="tokens between saved ring states of a long prompt"
+    )
+    group.add_argument(
+        "--slo", metavar="TARGETS", help="ttft=2s,tpot=50ms: steps are kept as short as that; default: no targets"
     )
     add_store_flags(group)
 

@@ -5,7 +5,7 @@ Knows the parts; decides nothing.
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -16,6 +16,7 @@ from longread.engine.scheduler import Scheduler
 from longread.kv.cache import KVCache
 from longread.kv.disk.store import DiskStore
 from longread.kv.tiers import Tiers
+from longread.spec.cost import CostModel, StepCost
 from longread.spec.engine import EngineInfo, SamplingParams
 from longread.spec.errors import InvalidRequestError
 from longread.spec.state import StateGroup
@@ -26,7 +27,7 @@ class Core:
     """``state``: the storage of ``groups`` by name (spec/state.py), which ``cache`` keeps the books of and ``runner``'s
     model reads and writes. ``grammars`` None: the checkpoint has no tokenizer.json, so no structured output.
     ``draws`` makes the seeds of requests that bring none. ``tiers``: what lies below the device, None: nothing.
-    ``store``: the disk among them.
+    ``store``: the disk among them. ``costs`` learns what steps take.
     """
 
     info: EngineInfo
@@ -40,6 +41,7 @@ class Core:
     draws: random.Random
     tiers: Tiers | None = None
     store: DiskStore | None = None
+    costs: CostModel = field(default_factory=lambda: CostModel(StepCost()))
 
     def sampling(self, params: SamplingParams, prompt: Sequence[int]) -> SamplingState:
         """Fresh sampling state for one output behind ``prompt``. Raises InvalidRequestError (the grammar).

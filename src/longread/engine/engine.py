@@ -20,7 +20,7 @@ from longread.engine.scheduler import Grant, Schedule
 from longread.engine.session import Session
 from longread.kv.disk.store import DiskStore
 from longread.kv.explain import explain
-from longread.spec.engine import EngineInfo, EngineStats, Event, FinishReason, GenerationRequest
+from longread.spec.engine import EngineInfo, EngineStats, Event, FinishReason, GenerationRequest, Standing
 from longread.spec.errors import InvalidRequestError
 from longread.spec.limits import check_request
 from longread.spec.reuse import MissReason
@@ -46,6 +46,7 @@ class LocalEngine:
         self._reused: Counter[str] = Counter()  # tokens by tier
         self._misses: Counter[MissReason] = Counter()
         self._audit_due = False
+        self._scheduler.cost = core.costs.cost
 
     @property
     def info(self) -> EngineInfo:
@@ -64,7 +65,7 @@ class LocalEngine:
         sampling = self._core.sampling(request.sampling, request.prompt)
         accepted = Request(request, sampling, self._info.eos_id, self._info.max_request_tokens)
         self._requests[request.request_id] = accepted
-        self._scheduler.add(accepted.timeline)
+        self._scheduler.add(accepted.timeline, request.priority, request.owner)
 
     def cancel(self, request_id: str) -> None:
         """End a request in any state; its event comes with the next step. Unknown and ended ids are ignored."""
@@ -87,11 +88,12 @@ class LocalEngine:
             self._rest()
             return ()
         self._audit_due = True
+        start = time.perf_counter()
         plan = self._scheduler.schedule()
         self._note(plan)
-        if plan.grants:
-            self._run(plan.grants)
-        elif self._tiers is not None and not self._events:
+        if plan.grants and self._run(plan.grants):
+            self._learn(plan, time.perf_counter() - start)
+        elif self._tiers is not None and not plan.grants and not self._events:
             self._tiers.wait(IDLE_WAIT)
         events, self._events = self._events, []
         return events
@@ -107,8 +109,14 @@ class LocalEngine:
             if self._tiers is not None:
                 self._tiers.check()
 
-    def _run(self, grants: Sequence[Grant]) -> None:
-        """Model and sampler on what was granted; whatever breaks in there fails the requests of this step only.
+    def _learn(self, plan: Schedule, seconds: float) -> None:
+        """Take note of what a step took, its schedule included."""
+        self._core.costs.observe(plan.decodes, plan.chunks, seconds)
+        self._scheduler.cost = self._core.costs.cost
+
+    def _run(self, grants: Sequence[Grant]) -> bool:
+        """Model and sampler on what was granted; whatever breaks in there fails the requests of this step only. False:
+        something did.
 
         Until the step is booked, rings may be ahead of the tokens or half written, and pages half filled. Pages that
         are not committed were never published: all of that dies with the lease, and no tail is kept.
@@ -125,8 +133,9 @@ class LocalEngine:
             except Exception as error:  # the edge between a model and the requests: reported, never swallowed
                 log.exception("a step of %d tokens failed; its %d requests end", len(batch.token_ids), len(grants))
                 self._drop(grants, "failed", f"{type(error).__name__}: {error}")
-                return
+                return False
             self._settle(grants, batch, samples)
+            return True
         except BaseException:
             self._drop(grants, "cancelled")
             raise
@@ -220,6 +229,8 @@ class LocalEngine:
             store_skipped_writes=tiers.skipped if tiers is not None else 0,
             store_errors=tiers.errors if tiers is not None else 0,
             store_corrupt_records=tiers.corrupt if tiers is not None else 0,
+            step_cost=self._core.costs.cost,
+            step_cost_error=self._core.costs.error,
         )
 
     @property
@@ -231,6 +242,14 @@ class LocalEngine:
         """How far a request's prompt has been computed or reused; 0 for one that has not started or has ended."""
         request = self._requests.get(request_id)
         return request.timeline.computed if request is not None else 0
+
+    def explain(self, request_id: str) -> Standing | None:
+        """Where a request stands and why; None for one that is unknown or has ended."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return None
+        timeline, waited = request.timeline, time.monotonic() - request.arrived
+        return self._scheduler.explain(timeline, waited)
 
     def flush(self, seconds: float) -> bool:
         """Wait until every landing point that is due is on the disk. False: not within ``seconds``."""

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from longread.engine.calibrate import calibrate, warm_up
 from longread.engine.core import Core
 from longread.engine.engine import LocalEngine
 from longread.engine.grammar import GrammarCompiler
@@ -25,10 +26,8 @@ from longread.kv.tensors import StateTensors
 from longread.kv.tiers import Tiers
 from longread.models.deepseek_v3 import DeepseekV3
 from longread.models.deepseek_v4 import DeepseekV4
-from longread.models.inputs import StepInputs
 from longread.plan.machine import probe_machine
 from longread.plan.resolve import resolve
-from longread.spec.batch import Segment
 from longread.spec.config import EngineOptions, ResolvedConfig
 from longread.spec.config_json import read_config, spec_from_config
 from longread.spec.engine import EngineInfo
@@ -39,7 +38,7 @@ from longread.weights.reader import Checkpoint
 
 log = logging.getLogger(__name__)
 
-WARM_UP_TOKENS = 64
+CALIBRATED_BYTES = 2**30  # of weights are worth a second of measuring; a toy's steps are over before it would be
 Progress = Callable[[int, int], None]  # (bytes read, bytes to read)
 
 
@@ -76,9 +75,19 @@ def load_resolved(path: Path, spec: ModelSpec, config: ResolvedConfig, progress:
         max_num_batched_tokens=config.max_num_batched_tokens,
         snapshot_interval=config.snapshot_interval,
         tiers=tiers,
+        slo=config.slo,
     )
     tokenizer = path / "tokenizer.json"
     allocated = _tensor_bytes(model) + store.nbytes + (tiers.host.nbytes if tiers is not None else 0)
+    warm_up(model, store.views, config.num_slots)
+    costs = calibrate(
+        model,
+        store.views,
+        num_slots=config.num_slots,
+        num_pages=config.num_pages,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        seconds=min(1.0, config.memory.weights / CALIBRATED_BYTES),
+    )
     core = Core(
         info=_info(spec, config, allocated, root),
         runner=Runner(model, store.views),
@@ -91,8 +100,8 @@ def load_resolved(path: Path, spec: ModelSpec, config: ResolvedConfig, progress:
         draws=random.Random(config.seed),
         tiers=tiers,
         store=disk,
+        costs=costs,
     )
-    _warm_up(model, store.views, config.num_slots)
     return LocalEngine(core)
 
 
@@ -136,19 +145,6 @@ def _info(spec: ModelSpec, config: ResolvedConfig, allocated_bytes: int, root: b
         allocated_bytes=allocated_bytes,
         cache_root=root,
     )
-
-
-def _warm_up(model: Model, state: Mapping[str, Tensor], num_slots: int) -> None:
-    """Run each kind of step once, so that no request pays for compiling kernels: a chunk, one decoding row, two.
-
-    Nothing stays: slots are reset when the cache hands them out, and a row is written before it is ever read.
-    """
-    for lengths in ([WARM_UP_TOKENS], [1], [1, 1][:num_slots]):
-        segments = tuple(Segment(i, 0, n, i * n, (i,)) for i, n in enumerate(lengths))
-        positions = torch.cat([torch.arange(n) for n in lengths])
-        rows = torch.tensor([segment.offset + segment.length - 1 for segment in segments])
-        with torch.inference_mode():
-            model.forward(StepInputs(torch.zeros_like(positions), positions, segments, rows), state)
 
 
 def _tensor_bytes(root: object) -> int:

@@ -1,69 +1,53 @@
 """Which tokens of which sequence the next step computes: continuous batching with chunked prefill.
 
-A pure policy over timelines and the cache's bookkeeping; knows no tensors, sampling or events.
+A pure policy over timelines and the cache's bookkeeping; knows no tensors, sampling or events. ``policy`` shares out a
+step, ``waiting`` says who comes next; this puts both to the pages and slots that there are.
 
-Budget. A step computes at most ``max_num_batched_tokens`` tokens. Every decoding sequence gets its one token first.
-What is left goes to the prompts: half of it to the prompt that arrived first, the rest to the others, shortest
-remainder first, and what they do not need back to the first. So a short prompt usually passes in one step beside a
-book, a book progresses by at least half of the prefill budget once it is the oldest, and every prompt becomes the
-oldest in the end. The budget holds a token for each sequence (``plan.resolve`` refuses any other).
+Budget. A step computes at most ``max_num_batched_tokens`` tokens. Every decoding sequence gets its one token first;
+``policy`` shares what is left among the prompts, as much of it as the step's target time allows. The budget holds a
+token for each sequence (``plan.resolve`` refuses any other).
 
-Admission. First come, first served, while slots and pages last; a prompt's pages are reserved whole, so that two books
+Admission. In ``waiting``'s order, while slots and pages last; a prompt's pages are reserved whole, so that two books
 that do not fit together are not started together. A request that has to wait for pages may be passed by later, smaller
-ones, at most ``BYPASS_LIMIT`` times. A prompt whose prefix is being computed by a running sequence waits for that.
+ones, and one of a lower class by those of a higher one, at most ``BYPASS_LIMIT`` times its class's factor. A prompt
+whose prefix is being computed by a running sequence waits for that.
 
 Loading. Where a slower tier has more of a prompt than the device, its pages are loaded first: the request keeps its
 place and counts for its slot and its pages, while everything else goes on. When the load ends it is admitted like any
 other, with what arrived.
 
-Preemption. When a running sequence needs a page and there is none, the latest arrival gives its pages back (they stay
-cached while nobody needs them) and waits again. The oldest is never preempted for a younger one, and a request that
-does not fit the pool alone is refused before it gets here; so the oldest always finishes, and then the next one does.
+Preemption. When a running sequence needs a page and there is none, the latest arrival of the lowest class gives its
+pages back (they stay cached while nobody needs them) and waits again. A waiting request of a higher class takes slot
+and pages in the same way where that is enough for it. Whoever was preempted counts as one class higher from then on.
+So nobody is preempted for a higher class more than twice, and in the highest one the oldest is never preempted for a
+younger one; a request that does not fit the pool alone is refused before it gets here; so the oldest always finishes,
+and then the next one does.
 """
 
 import time
 from bisect import insort
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from longread.engine import policy
+from longread.engine.policy import Demand
 from longread.engine.sequence import Timeline
+from longread.engine.standing import Outlook, standing
+from longread.engine.waiting import Entry, WaitingLines
 from longread.kv.cache import KVCache
 from longread.kv.chain import TokenChain
+from longread.kv.lease import Lease
 from longread.kv.tiers import LOAD_TRIES, Tiers
-from longread.kv.transfer import Transfer
+from longread.spec.config import Slo
+from longread.spec.cost import StepCost
+from longread.spec.engine import Standing, class_of
 from longread.spec.errors import CapacityError
-from longread.spec.state import pages_for
+from longread.spec.state import PAGE_TOKENS, pages_for
 
 BYPASS_LIMIT = 64
 ADMISSION_WINDOW = 64  # waiting requests looked at in one step, so that a long queue costs the running ones nothing
-
-
-class Entry:
-    """A timeline in the queue. ``arrival`` orders entries and never changes; ``bypassed`` counts later arrivals that
-    were admitted while this one lacked pages. ``chain`` keeps the hashes of a waiting timeline's pages, which it is
-    looked up by in each step. ``transfer``: the load that it waits for, ``since`` when; ``starter``: whether it is its
-    own; ``loads``: how many of its own it had.
-    """
-
-    def __init__(self, timeline: Timeline, arrival: int):
-        self.timeline = timeline
-        self.arrival = arrival
-        self.bypassed = 0
-        self.preemptions = 0
-        self.chain: TokenChain | None = None
-        self.transfer: Transfer | None = None
-        self.since = 0.0
-        self.starter = False
-        self.loads = 0
-        self._lacked: tuple[int, int] | None = None
-
-    def missed(self, available: int, running: int) -> None:
-        """Remember that ``available`` pages beside ``running`` sequences were not enough."""
-        self._lacked = (available, running)
-
-    def hopeless(self, available: int, running: int) -> bool:
-        """Whether nothing has been given back since admission failed; a retry would cost look-ups and page copies."""
-        return self._lacked is not None and available <= self._lacked[0] and running >= self._lacked[1]
+TTFT_STEPS = 4  # a step without decodes takes at most this part of the TTFT target: who arrives in it waits for its end
+HOLD_RATE = 0.1  # weight of the newest ended request in the mean time that one keeps its slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,34 +61,24 @@ class Grant:
 
 @dataclass(slots=True)
 class Schedule:
-    """One step's decisions. ``failed`` holds timelines that can never get their pages, with the reason."""
+    """One step's decisions. ``failed`` holds timelines that can never get their pages, with the reason. ``decodes``
+    (rows, tokens of their contexts) and ``chunks`` (tokens, tokens before them) are its work as ``StepCost`` counts it.
+    """
 
     grants: list[Grant] = field(default_factory=list)
     admitted: list[Timeline] = field(default_factory=list)
     preempted: list[Timeline] = field(default_factory=list)
     failed: list[tuple[Timeline, str]] = field(default_factory=list)
-
-
-def split_budget(budget: int, demands: Sequence[tuple[int, int]]) -> list[int]:
-    """Share ``budget`` tokens among prompts in order of arrival; returns one length each (0: not in this step).
-
-    ``demands``: (tokens wanted in this step, tokens remaining in all) of each prompt; the first wants at most the
-    second, since a chunk may have to end early at a snapshot point.
-    """
-    lengths = [0] * len(demands)
-    if not demands or budget <= 0:
-        return lengths
-    lengths[0] = min(demands[0][0], -(-budget // 2))
-    left = budget - lengths[0]
-    for i in sorted(range(1, len(demands)), key=lambda i: (demands[i][1], i)):
-        lengths[i] = min(demands[i][0], left)
-        left -= lengths[i]
-    lengths[0] += min(demands[0][0] - lengths[0], left)
-    return lengths
+    decodes: tuple[int, int] = (0, 0)
+    chunks: list[tuple[int, int]] = field(default_factory=list)
 
 
 class Scheduler:
-    """Owns the waiting and the running list. ``snapshot_interval``: tokens between snapshots inside a long prompt."""
+    """Owns the waiting and the running entries. ``snapshot_interval``: tokens between snapshots inside a long prompt.
+
+    ``slo``: a step beside decodes takes at most its ``tpot``, as far as ``cost`` can tell; ``cost`` is whoever drives
+    the schedule's to set, None: steps are as large as the budget. ``clock``: seconds, for what is told of waiting.
+    """
 
     def __init__(
         self,
@@ -114,6 +88,8 @@ class Scheduler:
         max_num_batched_tokens: int,
         snapshot_interval: int,
         tiers: Tiers | None = None,
+        slo: Slo | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ):
         assert max_num_batched_tokens >= max_num_seqs  # else decodes alone could exceed the budget
         self._cache = cache
@@ -121,11 +97,16 @@ class Scheduler:
         self._max_num_seqs = max_num_seqs
         self._budget = max_num_batched_tokens
         self._interval = snapshot_interval
+        self._slo = slo or Slo()
+        self._clock = clock
         self._entries: dict[str, Entry] = {}
-        self._waiting: list[Entry] = []
-        self._running: list[Entry] = []
+        self._waiting = WaitingLines()
+        self._running: list[Entry] = []  # by rank
         self._loading: list[Entry] = []  # of the waiting ones: wait for a load
         self._arrivals = 0
+        self._steps = 0
+        self._hold: float | None = None  # mean seconds that a request keeps its slot
+        self.cost: StepCost | None = None
         self.preemptions = 0
 
     @property
@@ -143,17 +124,23 @@ class Scheduler:
     def preemptions_of(self, timeline: Timeline) -> int:
         return self._entries[timeline.key].preemptions
 
-    def add(self, timeline: Timeline) -> None:
-        """Queue a timeline behind all others."""
-        entry = Entry(timeline, self._arrivals)
+    def add(self, timeline: Timeline, priority: int = 0, owner: str = "") -> None:
+        """Queue a timeline behind all others of its class and owner."""
+        entry = Entry(timeline, self._arrivals, class_of(priority), owner)
         self._arrivals += 1
         self._entries[timeline.key] = entry
-        self._waiting.append(entry)
+        self._waiting.add(entry)
 
     def remove(self, timeline: Timeline, keep_tail: bool) -> None:
         """Forget a timeline in any state and release what it holds."""
         entry = self._entries.pop(timeline.key)
-        (self._running if entry in self._running else self._waiting).remove(entry)
+        self._waiting.charge(entry)
+        if entry.running:
+            self._running.remove(entry)
+            held = self._clock() - entry.admitted_at
+            self._hold = held if self._hold is None else self._hold + HOLD_RATE * (held - self._hold)
+        else:
+            self._waiting.remove(entry)
         if entry in self._loading:
             self._loading.remove(entry)
             if self._tiers is not None and entry.transfer not in [other.transfer for other in self._loading]:
@@ -162,85 +149,146 @@ class Scheduler:
         timeline.release(self._cache, keep_tail)
 
     def preempt_latest(self) -> Timeline | None:
-        """Take slot and pages from the latest arrival that runs; it waits again in its old place. None: nobody does."""
-        if not self._running:
-            return None
-        entry = max(self._running, key=lambda e: e.arrival)
+        """Take slot and pages from the lowest class's latest arrival that runs; it waits again. None: nobody does."""
+        return self._preempt(self._running[-1]) if self._running else None
+
+    def _preempt(self, entry: Entry) -> Timeline:
         self._running.remove(entry)
         # The tail is kept so that the resume costs little; under pressure the cache evicts it like any other page.
         entry.timeline.release(self._cache, keep_tail=True)
-        entry.preemptions += 1
-        entry.loads = 0
+        self._waiting.charge(entry)
+        entry.preempted()
         self.preemptions += 1
-        insort(self._waiting, entry, key=lambda e: e.arrival)
+        self._waiting.add(entry)
         return entry.timeline
 
     def drop_loads(self) -> bool:
         """Give up all loads in flight, waiting until their pages are back; False: there were none."""
         return self._tiers is not None and self._tiers.cancel_all()
 
+    def explain(self, timeline: Timeline, waited: float) -> Standing:
+        """Where a timeline stands and why; ``waited``: seconds since it was submitted."""
+        entry = self._entries[timeline.key]
+        ahead = []
+        if not entry.running:
+            order = self._waiting.order(len(self._waiting), BYPASS_LIMIT)
+            ahead = order[: order.index(entry)]
+        outlook = Outlook(self.cost, self._budget, self._max_num_seqs, self._running, len(self._waiting), self._hold)
+        return standing(entry, ahead, outlook, waited)
+
     def schedule(self) -> Schedule:
         """Decide the next step. Pages of every grant are reserved when this returns."""
         plan = Schedule()
+        self._steps += 1
         if self._tiers is not None:
             self._tiers.collect()
         self._reserve_running(plan)
         if not plan.preempted:  # else the pool is full: admitting now would only move the same pages about
             self._admit(plan)
-        for entry, length in self._lengths():
-            if length:
-                plan.grants.append(self._grant(entry.timeline, length))
+        self._share_out(plan)
         return plan
 
     def _reserve_running(self, plan: Schedule) -> None:
-        """Cover the tokens of every running sequence with pages, oldest first, preempting from the other end."""
-        for entry in sorted(self._running, key=lambda e: e.arrival):
-            while entry in self._running:
-                assert entry.timeline.lease is not None
+        """Cover the tokens of every running sequence with pages, by rank, preempting from the other end."""
+        i = 0
+        while i < len(self._running):
+            timeline = self._running[i].timeline
+            assert timeline.lease is not None
+            if len(timeline.tokens) > len(timeline.lease.pages) * PAGE_TOKENS:
                 try:
-                    self._cache.reserve(entry.timeline.lease, len(entry.timeline.tokens))
-                    break
+                    self._cache.reserve(timeline.lease, len(timeline.tokens))
                 except CapacityError as error:
-                    for other in self._loading:  # their pages come back when the loader has seen it
-                        if self._tiers is not None and other.transfer is not None:
-                            self._tiers.cancel(other.transfer)
-                    if len(self._running) == 1 and not self._cache.loads:
-                        self.remove(entry.timeline, keep_tail=False)
-                        plan.failed.append((entry.timeline, f"no page is left beside open sessions: {error}"))
-                        break
-                    victim = self.preempt_latest()
-                    assert victim is not None
-                    plan.preempted.append(victim)
+                    self._give_pages(plan, timeline, error)
+                    continue
+            i += 1
+
+    def _give_pages(self, plan: Schedule, timeline: Timeline, error: CapacityError) -> None:
+        """Have pages given back for a running timeline; it may itself be the one that gives way, or fail."""
+        for other in self._loading:  # their pages come back when the loader has seen it
+            if self._tiers is not None and other.transfer is not None:
+                self._tiers.cancel(other.transfer)
+        if len(self._running) == 1 and not self._cache.loads:
+            self.remove(timeline, keep_tail=False)
+            plan.failed.append((timeline, f"no page is left beside open sessions: {error}"))
+            return
+        plan.preempted.append(self._preempt(self._running[-1]))
 
     def _admit(self, plan: Schedule) -> None:
         """Start waiting requests; see the module's text."""
         passed: list[Entry] = []  # lack pages; whoever is admitted from here on passes them
         self._end_loads()
-        for entry in self._waiting[: max(ADMISSION_WINDOW, self._max_num_seqs)]:
+        if not len(self._waiting) or (self._full and not self._lower(0)):
+            return
+        for entry in self._waiting.order(max(ADMISSION_WINDOW, self._max_num_seqs), BYPASS_LIMIT):
             if entry.transfer is not None:
                 continue
-            if len(self._running) + len(self._loading) >= self._max_num_seqs:
+            if self._full and not self._lower(entry.level):
+                entry.waits("slots", f"all {self._max_num_seqs} slots are taken")
                 break
-            chain = self._chain(entry)
-            if self._running and self._cache.pending(chain, self._interval):
-                continue
-            reason = self._start(entry, chain)
-            if entry.transfer is not None:
-                continue
-            if reason is None:
-                plan.admitted.append(entry.timeline)
-                for other in passed:
-                    other.bypassed += 1
-                if any(other.bypassed >= BYPASS_LIMIT for other in passed):
-                    break
-            elif not self._running and not self._cache.loads:
-                # Nothing will ever be given back but by sessions, which the caller owns: waiting would be for ever.
-                self.remove(entry.timeline, keep_tail=False)
-                plan.failed.append((entry.timeline, f"no room beside open sessions: {reason}"))
-            elif entry.bypassed >= BYPASS_LIMIT:
-                break
-            else:
+            if entry.hopeless(self._available(), len(self._running)) and not self._lower(entry.level):
+                passed.append(
+                    entry
+                )  # whose prefix is pending is found so, too: its pages would be missing all the same
+            elif not self._try(plan, entry):
                 passed.append(entry)
+            elif entry.running:
+                plan.admitted.append(entry.timeline)
+                if any(self._waiting.overdue(other, BYPASS_LIMIT) for other in passed):
+                    break
+            if passed and passed[-1] is entry and self._waiting.overdue(entry, BYPASS_LIMIT):
+                break
+
+    def _try(self, plan: Schedule, entry: Entry) -> bool:
+        """Start one entry, or its load. False: it lacks pages."""
+        chain = self._chain(entry)
+        if self._running and self._cache.pending(chain, self._interval):
+            entry.waits("prefix", "a running request computes what its prompt begins with; it will reuse that")
+            return True
+        self._make_way(plan, entry, chain)
+        if self._full:
+            entry.waits("pages", "its class may take a slot from a lower one, but not enough pages would come with it")
+            return False
+        reason = self._start(entry, chain)
+        if reason is None:
+            return True
+        entry.waits("pages", str(reason))
+        if self._running or self._cache.loads:
+            return False
+        # Nothing will ever be given back but by sessions, which the caller owns: waiting would be for ever.
+        self.remove(entry.timeline, keep_tail=False)
+        plan.failed.append((entry.timeline, f"no room beside open sessions: {reason}"))
+        return True
+
+    @property
+    def _full(self) -> bool:
+        return len(self._running) + len(self._loading) >= self._max_num_seqs
+
+    def _lower(self, level: int) -> list[Entry]:
+        """Who runs at a lower class than ``level`` (a higher number), the first to give way first."""
+        found = []
+        for entry in reversed(self._running):
+            if entry.level <= level:
+                break
+            found.append(entry)
+        return found
+
+    def _make_way(self, plan: Schedule, entry: Entry, chain: TokenChain) -> None:
+        """Preempt lower classes for the slot and the pages that an entry lacks, if that is enough, else nobody."""
+        lower = [each for each in self._lower(entry.level) if each.timeline not in plan.admitted]
+        if not lower:
+            return
+        wanted = pages_for(len(chain)) - self._cache.match(chain).full_pages
+        running, available = len(self._running), self._available()
+        slots = self._max_num_seqs - running - len(self._loading)
+        victims = 0
+        while slots <= 0 or wanted + running > available:
+            if victims == len(lower):
+                return
+            lease = lower[victims].timeline.lease
+            assert lease is not None
+            victims, slots, running = victims + 1, slots + 1, running - 1
+            available += len(lease.pages)  # at most: others may share some
+        plan.preempted.extend(self._preempt(victim) for victim in lower[:victims])
 
     def _chain(self, entry: Entry) -> TokenChain:
         if entry.chain is None:
@@ -310,13 +358,22 @@ class Scheduler:
                 self._cache.close(lease)
             entry.missed(available, running)
             return error
+        self._enter(entry, lease, len(chain) - lease.cached_tokens)
+        return None
+
+    def _enter(self, entry: Entry, lease: Lease, tokens: int) -> None:
+        """An entry runs from now on and has ``tokens`` to compute."""
         if not entry.preemptions:  # a resume finds its own pages, which says nothing of the prompts' common prefixes
             self._cache.count_lookup(lease)
+            entry.work = tokens
+        if self._waiting.overdue(entry, BYPASS_LIMIT):  # it has given way often enough
+            entry.level = 0
+        self._waiting.admit(entry, tokens)
         entry.timeline.lease = lease
         entry.chain = None
-        self._waiting.remove(entry)
-        self._running.append(entry)
-        return None
+        entry.running = True
+        entry.admitted_at = self._clock()
+        insort(self._running, entry, key=lambda e: e.rank)
 
     def _available(self) -> int:
         """Pages that could be handed out now, beside what loading prompts will need for their rest."""
@@ -327,13 +384,47 @@ class Scheduler:
         )
         return self._cache.pages_free + self._cache.pages_cached - rest
 
-    def _lengths(self) -> list[tuple[Entry, int]]:
-        """How many tokens each running sequence gets, decodes first."""
-        decodes = [e for e in self._running if e.timeline.remaining == 1]
-        prompts = sorted((e for e in self._running if e.timeline.remaining > 1), key=lambda e: e.arrival)
-        demands = [(self._next_stop(e.timeline) - e.timeline.computed, e.timeline.remaining) for e in prompts]
-        lengths = split_budget(self._budget - len(decodes), demands)
-        return [(entry, 1) for entry in decodes] + list(zip(prompts, lengths, strict=True))
+    def _share_out(self, plan: Schedule) -> None:
+        """Give every running sequence its tokens, decodes first."""
+        prompts: list[Entry] = []
+        context = 0
+        for entry in self._running:
+            timeline = entry.timeline
+            if timeline.remaining > 1:
+                prompts.append(entry)
+                continue
+            context += len(timeline.tokens)
+            entry.granted = 1
+            plan.grants.append(self._grant(timeline, 1))
+        plan.decodes = (len(plan.grants), context)
+        demands = [self._demand(entry) for entry in prompts]
+        limit, target = self._budget - plan.decodes[0], self._target(plan.decodes[0])
+        lengths = policy.fit(limit, demands, plan.decodes, self.cost, target, self._steps)
+        plan.chunks = policy.chunks(demands, lengths)
+        total = sum(lengths)
+        for entry, demand, length in zip(prompts, demands, lengths, strict=True):
+            entry.granted = length
+            if length < demand.want:
+                entry.yielded += total - length
+            if length:
+                plan.grants.append(self._grant(entry.timeline, length))
+
+    def _demand(self, entry: Entry) -> Demand:
+        timeline = entry.timeline
+        return Demand(
+            self._next_stop(timeline) - timeline.computed,
+            timeline.remaining,
+            timeline.computed,
+            entry.level,
+            entry.owner,
+            entry.yielded * policy.PATIENCE < entry.work,
+        )
+
+    def _target(self, decodes: int) -> float | None:
+        """Seconds that the step may take."""
+        if decodes:
+            return self._slo.tpot
+        return self._slo.ttft / TTFT_STEPS if self._slo.ttft is not None else None
 
     def _cut(self, timeline: Timeline) -> int | None:
         """Where the cache wants a snapshot next; it plans by the tokens that the lease was opened with."""

@@ -58,6 +58,7 @@ def resolve(options: EngineOptions, spec: ModelSpec, machine: Machine) -> Resolv
     seqs, batched = _batch(options, choices)
     weights = loaded_bytes(spec, dtype)
     store_size, host = _tiers(options, choices)
+    _step_target(options, choices)
 
     def plan(pools: _Pools) -> MemoryPlan:
         return memory_plan(
@@ -102,7 +103,16 @@ def resolve(options: EngineOptions, spec: ModelSpec, machine: Machine) -> Resolv
         store=options.store,
         store_size=store_size,
         host_cache_size=host,
+        slo=options.slo,
     )
+
+
+def _step_target(options: EngineOptions, choices: _Choices) -> None:
+    """Say what bounds a step where targets were given."""
+    if options.slo is None or options.slo.tpot is None:
+        return
+    reason = "the TPOT target: beside decodes, a step takes as many prompt tokens as fit, by what steps are measured at"
+    choices.note("step_target", f"{options.slo.tpot * 1e3:g}ms", reason)
 
 
 def _tiers(options: EngineOptions, choices: _Choices) -> tuple[int, int]:

@@ -20,7 +20,9 @@ from longread.spec.engine import (
     FirstToken,
     GenerationRequest,
     RequestTimes,
+    Standing,
     TokenEvent,
+    class_of,
 )
 from longread.spec.errors import InvalidRequestError
 from longread.spec.limits import check_request
@@ -141,6 +143,28 @@ class FakeEngine:
 
     def computed_tokens(self, request_id: str) -> int:
         return len(self._running[request_id].request.prompt) if request_id in self._running else 0
+
+    def explain(self, request_id: str) -> Standing | None:
+        """Waits for a slot, or decodes: prompts are read at once."""
+        position = next((i for i, w in enumerate(self._waiting) if w.request.request_id == request_id), None)
+        found = self._running.get(request_id) if position is None else self._waiting[position]
+        if found is None:
+            return None
+        prompt = len(found.request.prompt)
+        return Standing(
+            request_id=request_id,
+            phase="decode" if position is None else "waiting",
+            reason="" if position is None else "slots",
+            detail="it is being answered" if position is None else f"all {self._info.max_num_seqs} slots are taken",
+            request_class=class_of(found.request.priority),
+            position=position or 0,
+            num_waiting=len(self._waiting),
+            num_running=len(self._running),
+            prompt_tokens=prompt,
+            computed_tokens=prompt if position is None else 0,
+            preemptions=0,
+            waited=time.monotonic() - found.times.arrived,
+        )
 
     def has_work(self) -> bool:
         return bool(self._waiting or self._running)

@@ -24,6 +24,24 @@ _BYTE_UNITS = {"": 1, "B": 1} | {
 _TOKEN_UNITS = {"": 1, "k": 1000, "m": 1000**2, "K": 1024, "M": 1024**2}  # case decides, as in vLLM
 _AMOUNT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 AMOUNT_MAX = 2**60
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
+_TARGET = re.compile(r"(ttft|tpot)\s*=\s*(\d+(?:\.\d+)?|\.\d+)\s*(us|ms|s|min)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """Targets in seconds, None where there is none: until the first token, and from one token to the next."""
+
+    ttft: float | None = None
+    tpot: float | None = None
+
+    def __str__(self) -> str:
+        named = (("ttft", self.ttft), ("tpot", self.tpot))
+        return ",".join(
+            f"{name}={value:g}s" if value >= 1 else f"{name}={value * 1e3:g}ms"
+            for name, value in named
+            if value is not None
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +54,7 @@ class EngineOptions:
     pages, slots and snapshots together. num_gpu_blocks_override: exactly so many pages of 256 tokens, whatever
     fits. snapshot_interval: tokens between two saved ring snapshots of a long prompt. seed: of the engine's own draws.
     store: folder of the disk store (None: none), store_size: bytes it may take. host_cache_size: bytes of main memory
-    for what is evicted from the device.
+    for what is evicted from the device. slo: targets that the schedule keeps its steps within ("ttft=2s,tpot=50ms").
     """
 
     model: str
@@ -53,6 +71,7 @@ class EngineOptions:
     store: str | None = None
     store_size: int | None = None
     host_cache_size: int | None = None
+    slo: Slo | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +138,7 @@ class ResolvedConfig:
     store: str | None = None
     store_size: int = 0
     host_cache_size: int = 0
+    slo: Slo | None = None
 
 
 def from_mapping(values: Mapping[str, object]) -> EngineOptions:
@@ -146,6 +166,22 @@ def parse_bytes(name: str, text: str) -> int:
 def parse_tokens(name: str, text: str) -> int:
     """A token count: "131072", "128K" (131072), "128k" (128000). Raises ``ConfigError``."""
     return _amount(name, text, _TOKEN_UNITS)
+
+
+def parse_slo(name: str, text: str) -> Slo:
+    """Targets: "ttft=2s,tpot=50ms", either alone. Units: us, ms, s, min. Raises ``ConfigError``."""
+    found: dict[str, float] = {}
+    for part in text[:200].split(","):
+        match = _TARGET.fullmatch(part.strip())
+        if match is None:
+            raise ConfigError(f"{name}: {part[:40]!r} is no target; write ttft=2s,tpot=50ms (us, ms, s, min)")
+        target = match[1].lower()
+        if target in found:
+            raise ConfigError(f"{name}: {target} is given twice")
+        found[target] = float(match[2]) * _SECONDS[match[3].lower()]
+        if not 0 < found[target] < math.inf:
+            raise ConfigError(f"{name}: {target} must be above 0, not {match[2][:40]}{match[3]}")
+    return Slo(**found)
 
 
 def _amount(name: str, text: str, units: Mapping[str, int]) -> int:
@@ -189,6 +225,10 @@ def _dtype(name: str, value: object) -> Dtype:
     return cast(Dtype, value)
 
 
+def _slo(name: str, value: object) -> Slo:
+    return value if isinstance(value, Slo) else parse_slo(name, _text(name, value))
+
+
 def _flag(name: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise ConfigError(f"{name}: must be true or false, not {str(value)[:64]!r}")
@@ -210,4 +250,5 @@ _READERS: dict[str, Callable[[str, object], object]] = {
     "store": _auto(_text),
     "store_size": _auto(_count(1, parse_bytes)),
     "host_cache_size": _auto(_count(0, parse_bytes)),
+    "slo": _auto(_slo),
 }

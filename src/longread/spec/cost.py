@@ -17,6 +17,7 @@ from dataclasses import astuple, dataclass, fields
 FEATURES = 6
 _SWEEPS = 200  # of the non-negative solution: six unknowns settle in far fewer
 _SETTLED = 1e-9
+_EACH = 16  # observations after which a model that has settled is solved again; solving takes longer than observing
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ class CostModel:
 
     @property
     def cost(self) -> StepCost:
-        """The current model; solved when it is asked for."""
+        """The current model, as of at most ``_EACH`` observations ago."""
         if self._stale:
             self._cost = self._solve()
             self._stale = False
@@ -129,12 +130,12 @@ class CostModel:
         x = features(decodes, chunks)
         weight = 1 / (seconds * seconds)  # relative errors: a step of 5 ms is as much evidence as one of 5 s
         for i in range(FEATURES):
-            row = self._normal[i]
+            row, scaled = self._normal[i], weight * x[i]
             for j in range(FEATURES):
-                row[j] = row[j] * self._decay + weight * x[i] * x[j]
+                row[j] = row[j] * self._decay + scaled * x[j]
             self._right[i] = self._right[i] * self._decay + weight * x[i] * seconds
         self.observations += 1
-        self._stale = True
+        self._stale = self.observations <= _EACH or self.observations % _EACH == 0
 
     def _solve(self) -> StepCost:
         """Coordinate descent on the normal equations with the prior as a ridge, each coefficient kept from 0 on."""

@@ -8,10 +8,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from longread.spec.cost import StepCost
 from longread.spec.reuse import MissReason, Reuse
 from longread.spec.state import HashedTokens
 
 FinishReason = Literal["stop", "length", "cancelled", "failed"]
+RequestClass = Literal["interactive", "batch", "ingest"]
+Phase = Literal["waiting", "loading", "prefill", "decode"]
+WaitReason = Literal["", "turn", "slots", "pages", "prefix", "load", "step"]
+
+
+BATCH_PRIORITY, INGEST_PRIORITY = 1, 100  # the least ``priority`` of these classes
+
+
+def class_of(priority: int) -> RequestClass:
+    """The class that a request's ``priority`` puts it in."""
+    if priority < BATCH_PRIORITY:
+        return "interactive"
+    return "batch" if priority < INGEST_PRIORITY else "ingest"
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +217,35 @@ class EngineStats:
     store_skipped_writes: int = 0  # landing points that were not written: the writer was behind
     store_errors: int = 0
     store_corrupt_records: int = 0
+    step_cost: StepCost | None = None  # as learnt so far; None: this engine measures nothing
+    step_cost_error: float = 0.0  # mean of |measured / predicted - 1|
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a request that has not ended stands, and why it is not further.
+
+    ``reason``: it waits for its "turn" behind others, for "slots", for "pages", for a "prefix" that another request is
+    computing, for a "load" from a slower tier, or only for its share of the next "step"; ``detail`` says so in one
+    sentence with numbers and names no other request. ``position``: waiting requests before it. ``waited``: seconds
+    since it was submitted. ``starts_in``, ``first_token_in``: seconds as the step cost predicts them, None: not known,
+    or past.
+    """
+
+    request_id: str
+    phase: Phase
+    reason: WaitReason
+    detail: str
+    request_class: RequestClass
+    position: int
+    num_waiting: int
+    num_running: int
+    prompt_tokens: int
+    computed_tokens: int
+    preemptions: int
+    waited: float
+    starts_in: float | None = None
+    first_token_in: float | None = None
 
 
 class Engine(Protocol):
@@ -225,6 +268,10 @@ class Engine(Protocol):
 
     def computed_tokens(self, request_id: str) -> int:
         """How far a request's prompt has been computed or reused; 0 for one that has not started or has ended."""
+        ...
+
+    def explain(self, request_id: str) -> Standing | None:
+        """Where a request stands and why; None for one that is unknown or has ended."""
         ...
 
     def has_work(self) -> bool:

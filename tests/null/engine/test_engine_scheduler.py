@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from longread.engine import scheduler as scheduling
 from longread.engine.batch import gather
-from longread.engine.scheduler import Schedule, Scheduler, split_budget
+from longread.engine.policy import split_budget
+from longread.engine.scheduler import Schedule, Scheduler
 from longread.engine.sequence import Admission, Timeline
 from longread.kv.cache import KVCache
 from longread.kv.chain import TokenChain

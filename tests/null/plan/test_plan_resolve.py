@@ -11,7 +11,7 @@ from longread.kv.persist import QUEUE_BYTES
 from longread.plan.machine import Machine
 from longread.plan.memory import HOST_RING_SHARE, STORE_QUEUE_BYTES, host_cache_bytes, memory_plan
 from longread.plan.resolve import resolve
-from longread.spec.config import EngineOptions
+from longread.spec.config import EngineOptions, Slo
 from longread.spec.config_json import spec_from_config
 from longread.spec.errors import ConfigError, UnsupportedModelError
 from longread.spec.loaded import loaded_bytes
@@ -83,6 +83,16 @@ def test_every_open_value_has_a_reason_and_no_given_one() -> None:
     assert {c.option for c in config.choices} == {"num_pages", "num_snapshots"}
     assert (config.dtype, config.max_model_len, config.num_slots) == ("bfloat16", 1024, 2)
     assert all(c.reason and c.value for c in config.choices)
+
+
+def test_a_tpot_target_bounds_the_step_and_is_said_to() -> None:
+    config = resolve(EngineOptions("m", slo=Slo(tpot=0.05)), TINY_V2, LAPTOP)
+    assert config.slo == Slo(tpot=0.05)
+    (choice,) = [c for c in config.choices if c.option == "step_target"]
+    assert choice.value == "50ms" and "TPOT" in choice.reason
+    assert all(
+        c.option != "step_target" for c in resolve(EngineOptions("m", slo=Slo(ttft=1.0)), TINY_V2, LAPTOP).choices
+    )
 
 
 def test_the_cache_is_said_to_be_as_large_as_it_is() -> None:

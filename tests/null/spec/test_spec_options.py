@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longread.spec.config import EngineOptions, from_mapping, parse_bytes, parse_tokens
+from longread.spec.config import EngineOptions, Slo, from_mapping, parse_bytes, parse_slo, parse_tokens
 from longread.spec.errors import ConfigError
 
 ALL = {
@@ -24,6 +24,7 @@ ALL = {
     "store": "folder",
     "store_size": "20GiB",
     "host_cache_size": "0",
+    "slo": "ttft=2s,tpot=50ms",
 }
 
 
@@ -33,6 +34,7 @@ def test_every_option_can_be_given() -> None:
     assert (options.max_model_len, options.max_num_batched_tokens) == (131072, 2000)
     assert options.kv_cache_memory_bytes == 20 * 2**30
     assert options.enable_prefix_caching is False and options.dtype == "bfloat16"
+    assert options.slo == Slo(ttft=2.0, tpot=0.05)
 
 
 def test_defaults_leave_choices_open() -> None:
@@ -115,3 +117,27 @@ def test_anything_is_options_or_a_config_error(values: dict[str, object]) -> Non
     except ConfigError:
         return
     assert isinstance(options.model, str) and options.model
+
+
+@pytest.mark.parametrize(
+    ("text", "slo"),
+    [
+        ("tpot=50ms", Slo(None, 0.05)),
+        (" TTFT = 1.5 s , tpot=.5ms ", Slo(1.5, 0.0005)),
+        ("ttft=2min", Slo(120.0, None)),
+        ("tpot=800us", Slo(None, 0.0008)),
+    ],
+)
+def test_targets_are_read_and_shown_again(text: str, slo: Slo) -> None:
+    read = parse_slo("slo", text)
+    assert read.ttft == pytest.approx(slo.ttft) and read.tpot == pytest.approx(slo.tpot)
+    again = parse_slo("slo", str(read))
+    assert again.ttft == pytest.approx(slo.ttft) and again.tpot == pytest.approx(slo.tpot)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "tpot", "tpot=50", "tpot=0ms", "itl=5ms", "tpot=1s,tpot=2s", "tpot=-1s", "x" * 999]
+)
+def test_what_is_no_target_is_refused_by_name(text: str) -> None:
+    with pytest.raises(ConfigError, match="slo: "):
+        from_mapping({"model": "m", "slo": text})
