@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from longread.cli.parser import UsageError, count
-from longread.spec.config import parse_bytes
+from longread.spec.config import parse_bytes, parse_slo
 from longread.spec.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 ENGINES = ("longread", "vllm", "sglang")
 TARGETS = ("longread", "vllm", "sglang", "compose", "systemd")
 TOP = 6
-_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
-_SLO = re.compile(r"(ttft|tpot)\s*=\s*(\d+(?:\.\d+)?|\.\d+)\s*(us|ms|s|min)", re.IGNORECASE)
 LOAD = ("osl", "prefix", "concurrency", "slo", "tier")
 FIXED = ("tp", "pp", "cp", "dp", "ep", "replicas", "experts", "kv_cache_dtype", "gpu_memory_utilization")
 OUTPUT = ("engine", "top", "json", "html", "emit", "calibrate")
@@ -109,16 +107,11 @@ def share(text: str) -> float:
 
 def slo(text: str) -> dict[str, float]:
     """Targets in seconds by name."""
-    found: dict[str, float] = {}
-    for part in text.split(","):
-        match = _SLO.fullmatch(part.strip())
-        if match is None:
-            raise argparse.ArgumentTypeError(f"{part[:40]!r} is no target; write ttft=2s,tpot=50ms (us, ms, s, min)")
-        name = match[1].lower()
-        if name in found:
-            raise argparse.ArgumentTypeError(f"{name} is given twice")
-        found[name] = float(match[2]) * _UNITS[match[3].lower()]
-    return found
+    try:
+        targets = parse_slo("targets", text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return {name: value for name in ("ttft", "tpot") if (value := getattr(targets, name)) is not None}
 
 
 def size(name: str, text: str | None) -> int | None:

@@ -241,7 +241,9 @@ class Scheduler:
     def _try(self, plan: Schedule, entry: Entry) -> bool:
         """Start one entry, or its load. False: it lacks pages."""
         chain = self._chain(entry)
-        if self._running and self._cache.pending(chain, self._interval):
+        lease = self._cache.promised(chain, self._interval) if self._running else None
+        if lease is not None:
+            self._inherit(entry, lease)
             entry.waits("prefix", "a running request computes what its prompt begins with; it will reuse that")
             return True
         self._make_way(plan, entry, chain)
@@ -258,6 +260,14 @@ class Scheduler:
         self.remove(entry.timeline, keep_tail=False)
         plan.failed.append((entry.timeline, f"no room beside open sessions: {reason}"))
         return True
+
+    def _inherit(self, entry: Entry, lease: Lease) -> None:
+        """Who computes what an entry waits for does so at the entry's level: else it would wait for a lower class."""
+        for other in self._running:
+            if other.timeline.lease is lease and other.level > entry.level:
+                other.level = entry.level
+                self._running.sort(key=lambda e: e.rank)
+                return
 
     @property
     def _full(self) -> bool:

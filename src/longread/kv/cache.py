@@ -115,17 +115,23 @@ class KVCache:
 
         True only while an open lease is still in front of that point of its own prompt, so waiting ends with the lease.
         """
+        return self.promised(tokens, interval) is not None
+
+    def promised(self, tokens: Sequence[int] | TokenChain, interval: int = SNAPSHOT_INTERVAL) -> Lease | None:
+        """The running sequence that ``pending`` waits for, None: there is none."""
         if not self.enable_prefix_caching or (self.has_rings and not self.snapshots.count):
-            return False
-        chain, promised = self.chain(tokens), 0
+            return None
+        chain, promised, best = self.chain(tokens), 0, None
         for lease in self.leases.values():
             if lease.position < len(lease.prompt) and lease.prompt.root == chain.root:
                 limit = common_tokens(lease.prompt.data, chain.data)
                 if self.has_rings:  # a snapshot behind the last reusable token cannot be landed on
                     limit = min(limit, len(chain) - 1)
                 point = promised_point(len(lease.prompt), lease.position, limit, interval, self.has_rings)
-                promised = max(promised, min(point, len(chain) - 1))
-        return promised >= WAIT_GAIN and promised - self.match(chain).cached_tokens >= WAIT_GAIN
+                if min(point, len(chain) - 1) > promised:
+                    promised, best = min(point, len(chain) - 1), lease
+        worth = promised >= WAIT_GAIN and promised - self.match(chain).cached_tokens >= WAIT_GAIN
+        return best if worth else None
 
     def next_snapshot_point(self, prompt_length: int, position: int, interval: int = SNAPSHOT_INTERVAL) -> int | None:
         """Where the prefill chunk that starts at ``position`` must end at the latest: ``snapshot`` belongs there.

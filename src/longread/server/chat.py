@@ -172,7 +172,7 @@ async def create(request: Request) -> Response:
     answer_id = new_id("chatcmpl")
     after = state.tokenizer.id_of(END_THINK) if prompt.in_reasoning else None
     requests = await offload(
-        size, lambda: engine_requests(prompt.fields, [prompt.prompt], answer_id, grammar_after=after)
+        size, lambda: engine_requests(prompt.fields, [prompt.prompt], answer_id, after, request.state.owner)
     )
     subscription = await start(state, request, prompt.fields, requests, "messages")
     call = open_call(state, request, answer_id, prompt.model, prompt.fields, len(requests))

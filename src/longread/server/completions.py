@@ -162,8 +162,8 @@ async def create(request: Request) -> Response:
         return prepare(state, body, clock)
 
     prompts, size = await with_body(request, state.bodies, state.options.max_body_bytes, read, binary=True)
-    fields, answer_id = prompts.fields, new_id("cmpl")
-    requests = await offload(size, lambda: engine_requests(fields, prompts.prompts, answer_id))
+    fields, answer_id, owner = prompts.fields, new_id("cmpl"), request.state.owner
+    requests = await offload(size, lambda: engine_requests(fields, prompts.prompts, answer_id, owner=owner))
     subscription = await start(state, request, fields, requests, "prompt")
     call = open_call(state, request, answer_id, prompts.model, fields, len(requests))
     choices = [

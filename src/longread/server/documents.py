@@ -39,6 +39,7 @@ async def create(request: Request) -> Response:
     shelf = shelf_of(state)
     made, _ = await with_body(request, state.bodies, state.options.max_body_bytes, lambda body: prepare(state, body))
     reading, wait = made
+    reading.owner = request.state.owner
     await _ask(lambda: shelf.get(reading.id))  # a store that fails is found before the reading, not behind it
     reading = await state.readings.begin(reading, shelf)
     if not wait:

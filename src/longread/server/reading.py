@@ -15,7 +15,7 @@ from typing import Literal
 from longread.server.driver import EngineDriver, Subscription, Watch
 from longread.server.output import error_of
 from longread.spec.documents import Document, DocumentShelf
-from longread.spec.engine import EngineStats, FinishEvent, GenerationRequest, SamplingParams
+from longread.spec.engine import INGEST_PRIORITY, EngineStats, FinishEvent, GenerationRequest, SamplingParams
 from longread.spec.errors import ContextLengthError, EngineFailedError, OverloadedError, RequestError, StoreError
 from longread.spec.state import HashedTokens
 
@@ -31,7 +31,9 @@ ONE_TOKEN = SamplingParams(temperature=0.0, max_tokens=1)
 
 @dataclass(slots=True, eq=False)
 class Reading:
-    """One document on its way. ``ids``: the prompt prefix that it stands for. ``error`` is set where it failed."""
+    """One document on its way. ``ids``: the prompt prefix that it stands for. ``owner``: who asked first. ``error`` is
+    set where it failed.
+    """
 
     id: str
     name: str
@@ -39,6 +41,7 @@ class Reading:
     ids: tuple[int, ...]
     hashed: HashedTokens | None
     pinned: bool
+    owner: str = ""
     created: float = field(default_factory=time.time)
     state: Literal["reading", "ready", "failed"] = "reading"
     document: Document | None = None
@@ -88,7 +91,14 @@ class Readings:
         """Start it, or join the one that goes on. Raises RequestError for what the engine refuses, and OverloadedError
         where too much is being read.
         """
-        request = GenerationRequest(f"{reading.id}-{time.monotonic_ns()}", reading.ids, ONE_TOKEN, reading.hashed)
+        request = GenerationRequest(
+            f"{reading.id}-{time.monotonic_ns()}",
+            reading.ids,
+            ONE_TOKEN,
+            reading.hashed,
+            priority=INGEST_PRIORITY,  # whoever waits for an answer comes first, but never alone
+            owner=reading.owner,
+        )
         try:
             if len(reading.ids) > OFFLOAD_TOKENS:
                 await asyncio.to_thread(self._driver.validate, request)

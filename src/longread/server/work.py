@@ -45,8 +45,10 @@ def engine_requests(
     prompts: Sequence[Prompt],
     answer_id: str,
     grammar_after: int | None = None,
+    owner: str = "",
 ) -> list[GenerationRequest]:
-    """``n`` requests a prompt, in OpenAI's order of choices: all of the first prompt, then the second's.
+    """``n`` requests a prompt, in OpenAI's order of choices: all of the first prompt, then the second's. ``owner``: who
+    asks, as the engine shares its time among them.
 
     Raises InvalidRequestError where the grammar is too long or no JSON.
     """
@@ -58,6 +60,8 @@ def engine_requests(
             for_choice(first, choice),
             prompt.hashed,
             fields.cache_salt,
+            fields.priority or 0,
+            owner,
         )
         for i, prompt in enumerate(prompts)
         for choice in range(fields.choices)

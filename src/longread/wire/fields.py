@@ -27,7 +27,6 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
-    "priority": (0,),
     "bad_words": ([],),
     "allowed_token_ids": (),
     "prompt_logprobs": (),

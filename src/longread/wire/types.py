@@ -288,6 +288,7 @@ class GenerateFields(WireModel):
     skip_special_tokens: bool | None = None
     return_token_ids: bool | None = None
     cache_salt: str | None = Field(default=None, min_length=1, max_length=MAX_SALT)
+    priority: int | None = Field(default=None, ge=-INT64 - 1, le=INT64)
 
     @model_validator(mode="before")
     @classmethod

@@ -319,3 +319,17 @@ def test_tokenize_and_detokenize_requests():
     assert validate(DetokenizeRequest, {"tokens": [1, 2]}).tokens == [1, 2]
     with pytest.raises(InvalidRequestError, match=r"tokens\[1\]"):
         validate(DetokenizeRequest, {"tokens": [1, -2]})
+
+
+@pytest.mark.parametrize("value", [0, 1, -7, 100, 2**63 - 1])
+def test_priority_is_any_whole_number(value: int) -> None:
+    body = {"messages": [{"role": "user", "content": "?"}], "priority": value}
+    assert validate(ChatRequest, body).priority == value
+    assert validate(CompletionRequest, {"prompt": "a", "priority": value}).priority == value
+
+
+@pytest.mark.parametrize("value", [1.0, 1.5, "1", True, [1], 2**63])
+def test_a_priority_that_is_no_whole_number_is_refused_by_name(value: object) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        validate(ChatRequest, {"messages": [{"role": "user", "content": "?"}], "priority": value})
+    assert caught.value.param == "priority"
