@@ -6,8 +6,6 @@ where vLLM has the option.
 
 import argparse
 import json
-import logging
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,6 +39,13 @@ def add_parser(commands: "_SubParsersAction[Parser]", name: str) -> None:
     engine = parser.add_argument_group("engine")
     add_memory_flags(engine)
     add_serving_flags(engine)
+    engine.add_argument(
+        "--step-timeout",
+        type=float,
+        default=120.0,
+        metavar="SECONDS",
+        help="an engine that takes longer over one step hangs and is started again; 0: never",
+    )
     _add_http(parser)
     add_chat_flags(parser)
     parser.set_defaults(run=run, parser=parser)
@@ -97,11 +102,11 @@ def add_chat_flags(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
-    logging.getLogger("longread").setLevel(logging.INFO)  # what loading leaves out is said; libraries only warn
     options, http = engine_options(args), server_options(args)
     from longread.cli.serving import serve_checkpoint  # the rooms that serving needs
+    from longread.cli.worker import log_to_stderr
 
+    log_to_stderr()
     serve_checkpoint(options, http, args.chat_encoding, args.default_chat_template_kwargs)
     return 0
 
@@ -123,6 +128,7 @@ def server_options(args: argparse.Namespace) -> ServerOptions:
         max_num_queued_reqs=args.max_num_queued_reqs,
         max_body_bytes=parse_bytes("max_body_bytes", args.max_body_bytes),
         shutdown_timeout=args.shutdown_timeout,
+        step_timeout=args.step_timeout,
         allowed_origins=tuple(args.allowed_origins),
     )
 

@@ -4,6 +4,7 @@ Knows: every room that serving needs, and in which order things are done and sai
 without the weights is found before the port opens.
 """
 
+import logging
 import sys
 import threading
 from collections.abc import Mapping
@@ -13,6 +14,8 @@ from pathlib import Path
 from longread.cli.checkpoint import origin, spec_of
 from longread.cli.describe import config_lines, memory_line, ready_line
 from longread.cli.version import version
+from longread.cli.worker import COMMAND, layout_of, task_of
+from longread.kv.disk.store import DiskStore
 from longread.kv.shelf import LateShelf
 from longread.plan.machine import probe_machine
 from longread.plan.resolve import resolve
@@ -20,23 +23,23 @@ from longread.server.app import create_app
 from longread.server.driver import EngineDriver
 from longread.server.metrics import ServerMetrics
 from longread.server.options import ServerOptions
+from longread.server.restarts import Restarts
 from longread.server.runner import bind, serve, url
 from longread.server.spans import from_environment as spans_from_environment
 from longread.server.state import ServerState
+from longread.server.worker.engine import WorkerEngine
+from longread.server.worker.supervise import Workers
 from longread.spec.config import EngineOptions, ResolvedConfig
-from longread.spec.engine import Engine, EngineInfo, EngineStats
-from longread.spec.errors import ConfigError, InvalidRequestError
-from longread.spec.model import ModelSpec
+from longread.spec.engine import EngineInfo
+from longread.spec.errors import ConfigError, InvalidRequestError, StoreError
 from longread.wire.encoding import ChatEncoding, encoding_for
 from longread.wire.encoding.conversation import conversation
 from longread.wire.tokenizer import Tokenizer
 from longread.wire.types import ChatRequest, ChatTemplateKwargs, validate
 
-STOP_SECONDS = 10.0  # for a load that was interrupted: it ends at the next tensor
+STOP_SECONDS = 10.0  # for a load that was interrupted: its process is killed
 
-
-class LoadInterruptedError(ConfigError):
-    """The server was stopped while the model loaded."""
+logger = logging.getLogger(__name__)
 
 
 def serve_checkpoint(
@@ -59,17 +62,14 @@ def serve_checkpoint(
     if http.exposed:
         _say(f"warning: {http.host} is open to the network and no API key is set: anyone there can use this server")
 
-    stopping = threading.Event()
-
-    def read() -> tuple[EngineInfo, EngineStats] | None:
-        return (driver.engine_info, driver.stats) if driver.state == "ready" else None
-
-    metrics = ServerMetrics(names[0], read, http.shared)
+    metrics = ServerMetrics(names[0], lambda: driver.current, http.shared)
     shelf = LateShelf(Path(options.store)) if options.store is not None else None
+    workers = Workers(COMMAND, task_of(resolved), step_timeout=http.step_timeout)
     driver = EngineDriver(
-        lambda: _load(path, spec, resolved, stopping, shelf),
+        lambda: _with_shelf(workers.make(), resolved, shelf),
         max_num_queued_reqs=http.max_num_queued_reqs,
         observer=metrics,
+        restarts=Restarts(),
     )
     spans = spans_from_environment()
     state = ServerState(driver, metrics, tokenizer, encoding, http, names, version(), defaults, spans, shelf)
@@ -84,9 +84,11 @@ def serve_checkpoint(
         hastening.start()
         serve(create_app(state), driver, http, listener, on_ready)
     finally:
-        stopping.set()
+        workers.stop()
         hastening.join(STOP_SECONDS)
         driver.join(STOP_SECONDS)
+        if shelf is not None:
+            shelf.close()
         if spans is not None:
             spans.close()
 
@@ -106,23 +108,15 @@ def checked_defaults(given: Mapping[str, object], encoding: ChatEncoding) -> Cha
         raise ConfigError(f"--default-chat-template-kwargs: {error}") from error
 
 
-def _load(
-    path: Path, spec: ModelSpec, resolved: ResolvedConfig, stopping: threading.Event, shelf: LateShelf | None
-) -> Engine:
-    """On the engine thread. A stop during loading ends it at the next tensor. The shelf gets the engine's store."""
-    from longread.engine.load import load_resolved  # loads torch: not before the port is open
-    from longread.weights.progress import loading_bar
-
-    with loading_bar(f"loading {path.name}") as report:
-
-        def progress(done: int, total: int) -> None:
-            if stopping.is_set():
-                raise LoadInterruptedError("stopped while the model was loading")
-            report(done, total)
-
-        engine = load_resolved(path, spec, resolved, progress)
-    if shelf is not None:
-        shelf.attach(engine.store)
+def _with_shelf(engine: WorkerEngine, resolved: ResolvedConfig, shelf: LateShelf | None) -> WorkerEngine:
+    """On the driver's thread. The server's own opening of the store, for documents, outlives the engine's process."""
+    layout = layout_of(engine.told)
+    if shelf is None or shelf.attached or layout is None or resolved.store is None:
+        return engine
+    try:
+        shelf.attach(DiskStore.open(Path(resolved.store), layout, max_bytes=resolved.store_size))
+    except StoreError as error:
+        logger.error("the documents in the store cannot be used: %s", error)
     return engine
 
 

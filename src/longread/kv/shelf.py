@@ -104,10 +104,22 @@ class LateShelf:
 
     def __init__(self, path: Path):
         self._path = path
+        self._store: DiskStore | None = None
         self._shelf: DiskShelf | None = None
+
+    @property
+    def attached(self) -> bool:
+        """Whether it has come."""
+        return self._shelf is not None
+
+    def close(self) -> None:
+        """Close its store, if it came."""
+        if self._store is not None:
+            self._store.close()
 
     def attach(self, store: DiskStore | None) -> None:
         """From any thread; None: the store could not be opened."""
+        self._store = store
         self._shelf = DiskShelf(store) if store is not None else None
 
     def get(self, document_id: str) -> Document | None:

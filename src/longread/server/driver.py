@@ -9,6 +9,9 @@ Knows: the engine protocol, threads, one event loop. Must not know: HTTP, text, 
 The loop detokenises, parses and writes while the engine thread is inside the model (which releases the interpreter
 lock); that is the overlap of host and model work. Every request that ``submit`` accepts ends exactly once: with the
 engine's FinishEvent, or with one made here when the engine refused it late, broke, or was closed.
+
+An engine that is lost (EngineLostError: its process died) is made again, if ``Restarts`` says so: requests in flight
+end with an error that invites to send them again, new ones are refused until the next engine is there.
 """
 
 import asyncio
@@ -18,16 +21,38 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
+from longread.server.restarts import Restarts
 from longread.spec.engine import Engine, EngineInfo, EngineStats, Event, FinishEvent, GenerationRequest, TokenEvent
-from longread.spec.errors import EngineFailedError, InvalidRequestError, OverloadedError, RequestError
+from longread.spec.errors import (
+    CrashLoopError,
+    EngineFailedError,
+    EngineLostError,
+    InvalidRequestError,
+    LongreadError,
+    OverloadedError,
+    RequestError,
+)
 
 logger = logging.getLogger("longread.server")
 
 JOIN_SECONDS = 60.0  # a step in progress ends first; one that never ends must not hold the process
 
-State = Literal["loading", "ready", "closing", "failed", "closed"]
+State = Literal["loading", "ready", "restarting", "closing", "failed", "closed"]
+
+
+@runtime_checkable
+class ProcessEngine(Protocol):
+    """What an engine in a process of its own offers besides ``Engine``; from any thread."""
+
+    def wake(self) -> None:
+        """Let ``step``, which waits for events, return: there are commands."""
+        ...
+
+    def kill(self) -> None:
+        """End it at once."""
+        ...
 
 
 class Observer(Protocol):
@@ -43,6 +68,10 @@ class Observer(Protocol):
 
     def rejected(self, count: int) -> None:
         """So many requests were refused because the queue was full."""
+        ...
+
+    def lost(self) -> None:
+        """The engine died; it will be made again."""
         ...
 
 
@@ -113,13 +142,19 @@ class _Refresh:
     pass
 
 
-_Command = GenerationRequest | _Cancel | _Close | _Refresh
+@dataclass(frozen=True, slots=True)
+class _Settled:
+    """All that was submitted to an engine that is lost has ended; what is behind this is for the next one."""
+
+
+_Command = GenerationRequest | _Cancel | _Close | _Refresh | _Settled
 
 
 class EngineDriver:
     """Owns the engine thread. ``make`` loads the engine on that thread; until it returns, requests are refused (503).
 
-    ``max_num_queued_reqs``: requests accepted beyond those the engine runs at once, None: unlimited.
+    ``max_num_queued_reqs``: requests accepted beyond those the engine runs at once, None: unlimited. ``restarts``: when
+    an engine that is lost is made again; None: never.
     All methods but ``stats`` belong to the loop thread that called ``start``.
     """
 
@@ -129,15 +164,20 @@ class EngineDriver:
         *,
         max_num_queued_reqs: int | None = None,
         observer: Observer | None = None,
+        restarts: Restarts | None = None,
     ):
         self._make = make
         self._max_num_queued_reqs = max_num_queued_reqs
         self._observer = observer
+        self._restarts = restarts
+        self._load_seconds = 0.0  # of the last engine
+        self._next_engine = 0.0  # when the next one will be there, as far as one can tell
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._live: dict[str, _Live] = {}
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loaded = asyncio.Event()
+        self._over = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
         self._engine: Engine | None = None
@@ -159,6 +199,12 @@ class EngineDriver:
         assert self._engine is not None
         return self._engine.info
 
+    @property
+    def current(self) -> tuple[EngineInfo, EngineStats] | None:
+        """For metrics, from any thread: None while there is no engine that takes requests."""
+        engine = self._engine
+        return (engine.info, self.stats) if engine is not None and self.state == "ready" else None
+
     def start(self) -> None:
         """Start loading, from within the running event loop."""
         self._loop = asyncio.get_running_loop()
@@ -170,6 +216,10 @@ class EngineDriver:
         await self._loaded.wait()
         if self.state == "failed" and self.error is not None:
             raise self.error
+
+    async def failed(self) -> None:
+        """Wait until the engine has failed for good: nobody makes another."""
+        await self._over.wait()
 
     def validate(self, request: GenerationRequest) -> None:
         """The engine's own check; from any thread. Raises RequestError."""
@@ -202,7 +252,7 @@ class EngineDriver:
         subscription = Subscription(requests)
         for request in requests:
             self._live[request.request_id] = _Live(request, subscription)
-            self._commands.put(request)
+            self._put(request)
         self._idle.clear()
         return subscription
 
@@ -223,7 +273,7 @@ class EngineDriver:
 
     def refresh(self) -> None:
         """Have ``stats`` read soon: an idle engine takes no steps, and its store's writes end behind the last one."""
-        self._commands.put(_Refresh())
+        self._put(_Refresh())
 
     async def close(self, drain_seconds: float = 0.0) -> None:
         """Refuse new requests, give the others ``drain_seconds``, fail the rest, end the thread. Again: nothing."""
@@ -239,13 +289,13 @@ class EngineDriver:
                     logger.warning(
                         "%d requests did not end within %g s and are cut off", len(self._live), drain_seconds
                     )
-        loading = self.state == "loading"
+        loading = self.state in ("loading", "restarting")
         self.state = "closed" if self.state != "failed" else "failed"
-        self._commands.put(_Close())
+        self._put(_Close())
         # A load cannot be interrupted from here: the thread finds the command when it ends.
         if not loading:
             await asyncio.to_thread(self.join, JOIN_SECONDS)
-        self._end_all(lambda: OverloadedError("the server is shutting down: ask another one, or try again later"))
+        self._end_all(_shutting_down)
         self._loaded.set()
 
     def join(self, seconds: float) -> None:
@@ -254,16 +304,23 @@ class EngineDriver:
             self._thread.join(seconds)
 
     def hurry(self) -> None:
-        """End the draining of a ``close`` now."""
+        """End the draining of a ``close`` now, and an engine's process with it."""
         self._idle.set()
+        if isinstance(self._engine, ProcessEngine):
+            self._engine.kill()
+
+    def _put(self, command: _Command) -> None:
+        self._commands.put(command)
+        if isinstance(self._engine, ProcessEngine):
+            self._engine.wake()
 
     def _check_serving(self) -> None:
+        if self.state == "restarting":
+            raise _restarting(self._next_engine)
         if self.state == "loading":
             raise OverloadedError("the model is still loading: wait until /ready answers 200", code="model_loading")
         if self.state in ("closing", "closed"):
-            raise OverloadedError(
-                "the server is shutting down: ask another one, or try again later", code="shutting_down"
-            )
+            raise _shutting_down()
         if self.state == "failed":
             raise _broken(self.error)
 
@@ -271,7 +328,7 @@ class EngineDriver:
         live = self._live.get(request_id)
         if live is not None and live.dropped is None:
             live.dropped = why
-            self._commands.put(_Cancel(request_id))
+            self._put(_Cancel(request_id))
 
     # Loop side: called by the engine thread through call_soon_threadsafe, in order.
 
@@ -318,41 +375,116 @@ class EngineDriver:
 
     def _became_ready(self, engine: Engine) -> None:
         self._engine = engine
-        if self.state == "loading":
+        if self.state in ("loading", "restarting"):
             self.state = "ready"
         self._loaded.set()
+        if isinstance(engine, ProcessEngine):
+            engine.wake()  # for what was put before the engine was known here
 
     def _broke(self, error: BaseException) -> None:
         self.state, self.error = "failed", error
         self._end_all(lambda: _broken(error))
         self._loaded.set()
+        self._over.set()
+
+    def _lost(self, next_engine: float | None) -> None:
+        """The engine is gone. ``next_engine``: monotonic time at which another may be there; None: none will."""
+        if next_engine is None:
+            self._end_all(_shutting_down)
+            return
+        if self.state == "ready":
+            self.state = "restarting"
+        self._next_engine = next_engine
+        if self._observer is not None:
+            self._observer.lost()
+        self._end_all(lambda: _restarting(next_engine))
+        self._commands.put(_Settled())
 
     # Engine side.
 
-    def _post(self, call: Callable[..., None], *arguments: object) -> None:
+    def _post(self, call: Callable[..., None], *arguments: object) -> bool:
+        """False: nobody is there any more."""
         assert self._loop is not None
         try:
             self._loop.call_soon_threadsafe(call, *arguments)
         except RuntimeError:
             logger.debug("the event loop is closed; an event of the engine was dropped")
+            return False
+        return True
 
     def _run(self) -> None:
         # A process edge: whatever happens on this thread becomes the state of the server and the end of every request.
         try:
-            engine = self._make()
+            engine = self._timed_make()
         except BaseException as error:
             logger.debug("loading the model failed", exc_info=error)  # whoever waits for ``loaded`` gets it raised
             self._post(self._broke, error)
             return
-        self.stats = engine.stats()  # before anyone may read it: a pool that is free must not look full
-        self._post(self._became_ready, engine)
         try:
-            self._serve(engine)
+            serving: Engine | None = engine
+            while serving is not None:
+                serving = self._live_through(serving)
+        except CrashLoopError as error:
+            logger.error("%s", error)
+            self._post(self._broke, error)
         except BaseException as error:
             logger.error("the engine failed; all its requests are ended", exc_info=error)
             self._post(self._broke, error)
+
+    def _timed_make(self) -> Engine:
+        begun = time.monotonic()
+        engine = self._make()
+        self._load_seconds = time.monotonic() - begun
+        if self._next_engine:
+            logger.warning("the engine is there again, it took %.1f s to load", self._load_seconds)
+        return engine
+
+    def _live_through(self, engine: Engine) -> Engine | None:
+        """Serve with an engine until it is closed, or lost: then the next one is returned. Raises CrashLoopError."""
+        self.stats = engine.stats()  # before anyone may read it: a pool that is free must not look full
+        self._post(self._became_ready, engine)
+        begun = time.monotonic()
+        try:
+            self._serve(engine)
+            return None
+        except EngineLostError as error:
+            if self._restarts is None:
+                raise
+            lost: LongreadError = error
         finally:
             engine.close()
+        life, next_engine = time.monotonic() - begun, None
+        while next_engine is None and self._await_turn(lost, life):
+            try:
+                next_engine = self._timed_make()
+            except LongreadError as error:  # also a checkpoint that cannot be read now: it may be there again soon
+                lost, life = error, 0.0
+        return next_engine
+
+    def _await_turn(self, lost: LongreadError, life: float) -> bool:
+        """End what was in flight and wait until it is time for the next engine. False: the server closes meanwhile."""
+        assert self._restarts is not None
+        if self._closing:
+            self._post(self._lost, None)
+            return False
+        delay = self._restarts.died(life)
+        if delay is None:
+            self._post(self._lost, None)
+            raise CrashLoopError(f"{lost}; that was {self._restarts.told()}, so it is not started again") from lost
+        logger.error("%s; it is started again in %g s", lost, delay)
+        end = time.monotonic() + delay
+        if not self._post(self._lost, end + self._load_seconds):
+            return False
+        settled = False
+        while not settled or (left := end - time.monotonic()) > 0:
+            try:
+                command = self._commands.get(timeout=left if settled else None)
+            except queue.Empty:
+                break
+            if isinstance(command, _Close):
+                return False
+            settled = settled or isinstance(command, _Settled)
+        return not self._closing
 
     def _serve(self, engine: Engine) -> None:
         while True:
@@ -362,10 +494,10 @@ class EngineDriver:
                     return
                 if isinstance(command, _Cancel):
                     engine.cancel(command.request_id)
+                elif isinstance(command, GenerationRequest):
+                    self._submit(engine, command)
                 elif isinstance(command, _Refresh):
                     self.stats = engine.stats()
-                else:
-                    self._submit(engine, command)
             if engine.has_work():
                 events = engine.step()
                 self.stats = engine.stats()
@@ -387,6 +519,19 @@ class EngineDriver:
                 commands.append(self._commands.get_nowait())
             except queue.Empty:
                 return commands
+
+
+def _shutting_down() -> OverloadedError:
+    return OverloadedError("the server is shutting down: ask another one, or try again later", code="shutting_down")
+
+
+def _restarting(next_engine: float) -> OverloadedError:
+    """``next_engine``: monotonic time at which the next one may be there."""
+    return OverloadedError(
+        "the engine ended and is being started again: send the request again, as soon as /ready answers 200",
+        code="engine_restarting",
+        retry_after=next_engine - time.monotonic(),
+    )
 
 
 def _broken(error: BaseException | None) -> EngineFailedError:

@@ -5,6 +5,7 @@ Knows: RequestError and HTTP statuses. Must not know: routes. No message carries
 
 import http
 import logging
+import math
 
 import orjson
 from starlette.exceptions import HTTPException
@@ -23,7 +24,8 @@ def error_response(error: RequestError) -> Response:
     """The answer for an error: its status and body, and Retry-After where trying again helps."""
     headers = None
     if isinstance(error, OverloadedError):
-        headers = {"Retry-After": str(RETRY_AFTER_SECONDS)}
+        seconds = error.retry_after if error.retry_after is not None else RETRY_AFTER_SECONDS
+        headers = {"Retry-After": str(max(RETRY_AFTER_SECONDS, math.ceil(seconds)))}
     elif isinstance(error, RequestTimeoutError):
         headers = {"Connection": "close"}  # the rest of the body may still come
     return json_response(error_body(error), status=error.status, headers=headers)

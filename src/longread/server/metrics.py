@@ -127,7 +127,10 @@ ReadEngine = Callable[[], tuple[EngineInfo, EngineStats] | None]
 
 
 class EngineCollector(Collector):
-    """Reads the engine's last stats at scrape time. While the model loads it yields nothing: missing, not 0."""
+    """Reads the engine's last stats at scrape time. While the model loads there is only ``engine_up``: missing, not 0.
+
+    An engine that was started again counts from 0 again, as Prometheus expects it of counters.
+    """
 
     def __init__(self, model_name: str, read: ReadEngine, shared: bool):
         self._model_name = model_name
@@ -141,6 +144,9 @@ class EngineCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         """One family a gauge and counter of EngineStats, and the engine's fixed sizes."""
         current = self._read()
+        up = GaugeMetricFamily(PREFIX + "engine_up", "1 while requests are accepted.", labels=["model_name"])
+        up.add_metric([self._model_name], int(current is not None))
+        yield up
         if current is None:
             return
         info, stats = current
@@ -239,6 +245,12 @@ class ServerMetrics:
             ["model_name"],
             registry=self.registry,
         ).labels(model_name=model_name)
+        self._lost = Counter(
+            PREFIX + "engine_restarts",
+            "Times that the engine died and was started again.",
+            ["model_name"],
+            registry=self.registry,
+        ).labels(model_name=model_name)
         self._http = Counter(
             PREFIX + "http_responses",
             "HTTP responses by route and status.",
@@ -281,6 +293,10 @@ class ServerMetrics:
     def rejected(self, count: int) -> None:
         """``count`` requests met a full queue."""
         self._rejections.inc(count)
+
+    def lost(self) -> None:
+        """The engine died; it is started again."""
+        self._lost.inc()
 
     def responded(self, route: str, status: int) -> None:
         """``route`` is the route's pattern, never the raw path: a scanner must not create series."""

@@ -19,6 +19,7 @@ class ServerOptions:
     ``served_model_name``: what a request's ``model`` may be, the first is the one reported; empty: the engine's name.
     ``api_key``: accepted keys, empty: no check. ``max_num_queued_reqs``: requests beyond the running ones, None: no
     limit. ``max_body_bytes`` bounds a request body, ``shutdown_timeout`` (seconds) how long open requests may go on.
+    ``step_timeout``: seconds of one step after which the engine counts as hung; 0: never.
     ``allowed_origins``: CORS is off unless it names origins.
     """
 
@@ -29,6 +30,7 @@ class ServerOptions:
     max_num_queued_reqs: int | None = 1024
     max_body_bytes: int = 64 * MEBIBYTE
     shutdown_timeout: float = 10.0
+    step_timeout: float = 120.0
     allowed_origins: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -42,6 +44,8 @@ class ServerOptions:
             raise ConfigError(f"max_body_bytes: {self.max_body_bytes} is below 1024, no request would fit")
         if not 0 <= self.shutdown_timeout <= DAY:  # also refuses nan
             raise ConfigError(f"shutdown_timeout: {self.shutdown_timeout} is not in 0..{DAY} seconds")
+        if self.step_timeout != 0 and not 1 <= self.step_timeout <= DAY:  # also refuses nan
+            raise ConfigError(f"step_timeout: {self.step_timeout} is neither 0 nor in 1..{DAY} seconds")
         for name in self.served_model_name:
             if not name.strip() or not name.isprintable():
                 raise ConfigError(f"served_model_name: {name[:100]!r} is empty or holds characters that do not print")

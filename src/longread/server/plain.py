@@ -16,15 +16,21 @@ from longread.wire.responses import model_list
 
 
 async def health(request: Request) -> Response:
-    """Live: the process answers and the engine has not failed. 200 while the model loads."""
+    """Live: the process answers and the engine has not failed for good. 200 while the model loads, also again: killing
+    the server would not make that faster.
+    """
     driver = state_of(request).driver
     if driver.state == "failed":
         return json_response({"status": "failed", "detail": type(driver.error).__name__}, status=503)
+    if driver.state == "restarting":
+        return json_response({"status": "ok", "detail": "the engine ended and is being started again"})
     return json_response({"status": "ok"})
 
 
 async def ready(request: Request) -> Response:
-    """Ready: requests are accepted. 503 while the model loads, when the engine has failed, and during shutdown."""
+    """Ready: requests are accepted. 503 while the model loads (again), when the engine has failed, and during
+    shutdown.
+    """
     try:
         info = state_of(request).driver.engine_info
     except RequestError as error:

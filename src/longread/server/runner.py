@@ -5,7 +5,6 @@ minutes of loading, and whoever watches ``/ready`` gets 503 instead of a refused
 """
 
 import asyncio
-import signal
 import socket
 import time
 from collections.abc import Callable
@@ -64,7 +63,8 @@ def serve(
 ) -> None:
     """Serve until SIGINT or SIGTERM; open requests get ``options.shutdown_timeout`` seconds, a second signal none.
 
-    Raises what loading the model raised. ``on_ready`` is called once, when requests are accepted.
+    Raises what loading the model raised, and what ended the engine for good. ``on_ready`` is called once, when requests
+    are accepted.
     """
     asyncio.run(_serve(app, driver, options, listener, on_ready))
 
@@ -79,16 +79,22 @@ async def _serve(
     server = Server(app, driver, options)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     loading = asyncio.create_task(driver.loaded())
-    await asyncio.wait({serving, loading}, return_when=asyncio.FIRST_COMPLETED)
+    failing = asyncio.create_task(driver.failed())
     try:
+        await asyncio.wait({serving, loading}, return_when=asyncio.FIRST_COMPLETED)
         if loading.done() and not server.should_exit:
             await loading
             on_ready(driver.engine_info)
+        await asyncio.wait({serving, failing}, return_when=asyncio.FIRST_COMPLETED)
     finally:
         loading.cancel()
-        if loading.done() and not loading.cancelled() and loading.exception() is not None:
+        failing.cancel()
+        # Without an engine nothing will ever be answered: whoever watches this process starts it again, or is told.
+        if driver.state == "failed":
             server.should_exit = True
         await serving
+    if driver.state == "failed" and driver.error is not None:
+        raise driver.error
 
 
 class Server(uvicorn.Server):
@@ -116,7 +122,7 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self.should_exit and sig == signal.SIGINT:
+        if self.should_exit:  # the second one: at once
             self.force_exit = True
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._driver.hurry)

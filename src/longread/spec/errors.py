@@ -23,6 +23,8 @@
     │   ├── StoreVersionError        written in a format that this version does not read, or no store at all
     │   ├── StoreDamagedError        the index cannot be read
     │   └── DocumentFileError        an exported document that is damaged, or not one
+    ├── EngineLostError              the engine's process has ended or hangs; another one can be started
+    │   └── CrashLoopError           it has ended too often: nobody starts it again
     ├── CapacityError                a pool is exhausted; the scheduler handles it, users never see it
     └── RequestError                 one request is refused; the engine goes on
         ├── InvalidRequestError      400
@@ -137,6 +139,14 @@ class DocumentFileError(StoreError):
     """A file that should hold one exported document is damaged, or something else."""
 
 
+class EngineLostError(LongreadError):
+    """The engine ran in another process, which has ended by itself, was killed, hangs, or sends nonsense."""
+
+
+class CrashLoopError(EngineLostError):
+    """The engine was started again and again and did not live."""
+
+
 class CapacityError(LongreadError):
     """Pages, slots or snapshots are exhausted right now."""
 
@@ -212,10 +222,16 @@ class RequestTimeoutError(RequestError):
 
 
 class OverloadedError(RequestError):
-    """The queue is full or the server is not ready; try again later."""
+    """The queue is full or the server is not ready; try again later, in ``retry_after`` seconds where that is known."""
 
     status = 503
     kind = "overloaded_error"
+
+    def __init__(
+        self, message: str, param: str | None = None, code: str | None = None, retry_after: float | None = None
+    ):
+        super().__init__(message, param, code)
+        self.retry_after = retry_after
 
 
 class EngineFailedError(RequestError):
