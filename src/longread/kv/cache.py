@@ -122,7 +122,10 @@ class KVCache:
         if not self.enable_prefix_caching or (self.has_rings and not self.snapshots.count):
             return None
         chain, promised, best = self.chain(tokens), 0, None
+        begins = chain.run(0, WAIT_GAIN)  # whoever shares less promises too little, and most share nothing
         for lease in self.leases.values():
+            if not lease.prompt.data.startswith(begins):
+                continue
             if lease.position < len(lease.prompt) and lease.prompt.root == chain.root:
                 limit = common_tokens(lease.prompt.data, chain.data)
                 if self.has_rings:  # a snapshot behind the last reusable token cannot be landed on
@@ -496,7 +499,9 @@ class KVCache:
             known -= 1
         parent = (self.index.get(lease.hashes[known - 1]) if known else None) or self.index.base(lease.prompt.root)
         for page in range(known, pages):
-            run = encode(lease.tokens[page * PAGE_TOKENS : (page + 1) * PAGE_TOKENS])
+            start, stop = page * PAGE_TOKENS, (page + 1) * PAGE_TOKENS
+            # A commit has seen that the tokens are the prompt's, whose bytes are there already.
+            run = lease.prompt.run(start, stop) if stop <= len(lease.prompt) else encode(lease.tokens[start:stop])
             parent = self._add(lease.hashes[page], parent, run, lease.pages[page])
 
     def _add(self, key: bytes, parent: Entry, run: bytes, page: int) -> Entry:
