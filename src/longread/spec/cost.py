@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
 
 FEATURES = 6
-_SWEEPS = 200  # of the non-negative solution: six unknowns settle in far fewer
-_SETTLED = 1e-9
+_TINY = 1e-14
 _EACH = 16  # observations after which a model that has settled is solved again; solving takes longer than observing
 
 
@@ -86,24 +85,24 @@ class CostModel:
     prior, without negative coefficients.
 
     ``memory``: steps after which an observation counts a third. ``prior_weight``: how many steps the prior counts like,
-    for each coefficient at the size of work seen so far; what no step has exercised keeps the prior's value. Robust: a
-    step counts as at most ``CLIP`` times what was predicted (a stalled machine) and at least that part of it, so that a
-    lasting change is followed within a few dozen steps and a single one moves nothing far.
+    for each coefficient at the size of work seen so far; what no step has exercised keeps the prior's value. Robust
+    (Huber): a step pulls with at most ``CLIP`` times what was predicted for it, so that a machine that stalls once
+    moves nothing far and a lasting change is followed within a few dozen steps.
     """
 
     CLIP = 3.0
-    COLD = 4  # first observations that a prior of nowhere must not clip
+    COLD = 16  # first observations, which are not held against a prior that may be far off
 
-    def __init__(self, prior: StepCost, *, memory: int = 256, prior_weight: float = 2.0, trusted: bool = False):
+    def __init__(self, prior: StepCost, *, memory: int = 256, prior_weight: float = 0.3):
         assert memory > 0 and prior_weight > 0
         self._prior = prior
         self._decay = math.exp(-1 / memory)
         self._prior_weight = prior_weight
-        self._cold = 0 if trusted else self.COLD
         self._normal = [[0.0] * FEATURES for _ in range(FEATURES)]
         self._right = [0.0] * FEATURES
         self._cost = prior
         self._stale = False
+        self._effective = 0.0  # observations, as they count by now
         self.observations = 0
         self.error = 0.0  # running mean of |measured / predicted - 1|, clipped like the observations
 
@@ -120,42 +119,63 @@ class CostModel:
         if not (seconds > 0 and math.isfinite(seconds)):
             return
         predicted = self.cost.seconds(decodes, chunks)
-        if self._cold > 0:
-            self._cold -= 1
-        elif predicted > 0:
-            seconds = min(max(seconds, predicted / self.CLIP), predicted * self.CLIP)
+        # Relative errors: a step of 5 ms is as much evidence as one of 5 s. Relative to the prediction, not to what was
+        # measured, or a machine that became slower would convince less than one that became faster.
+        weight = 1 / (seconds * seconds)
+        if predicted > 0 and self.observations >= self.COLD:
+            weight = min(1.0, self.CLIP * predicted / seconds) / (predicted * predicted)
         if predicted > 0:
             rate = max(1 / (self.observations + 1), 1 - self._decay)
             self.error += (min(abs(seconds / predicted - 1), self.CLIP) - self.error) * rate
         x = features(decodes, chunks)
-        weight = 1 / (seconds * seconds)  # relative errors: a step of 5 ms is as much evidence as one of 5 s
         for i in range(FEATURES):
             row, scaled = self._normal[i], weight * x[i]
             for j in range(FEATURES):
                 row[j] = row[j] * self._decay + scaled * x[j]
             self._right[i] = self._right[i] * self._decay + weight * x[i] * seconds
         self.observations += 1
+        self._effective = self._effective * self._decay + 1
         self._stale = self.observations <= _EACH or self.observations % _EACH == 0
 
     def _solve(self) -> StepCost:
-        """Coordinate descent on the normal equations with the prior as a ridge, each coefficient kept from 0 on."""
+        """The normal equations with the prior as a ridge; a coefficient that comes out negative is 0 for the others."""
         prior = astuple(self._prior)
         normal, right = [list(row) for row in self._normal], list(self._right)
-        trace = sum(normal[i][i] for i in range(FEATURES))
         for i in range(FEATURES):
             # A prior that is ``prior_weight`` steps' worth where the feature was seen, and decides where it was not.
-            seen = normal[i][i] * (1 - self._decay) * self._prior_weight
-            ridge = seen + max(trace, 1.0) * 1e-12
+            ridge = normal[i][i] * self._prior_weight / self._effective or 1.0
             normal[i][i] += ridge
             right[i] += ridge * prior[i]
-        values = list(astuple(self._cost))
-        for _ in range(_SWEEPS):
-            moved = 0.0
-            for i in range(FEATURES):
-                others = sum(normal[i][j] * values[j] for j in range(FEATURES)) - normal[i][i] * values[i]
-                new = max((right[i] - others) / normal[i][i], 0.0)
-                moved = max(moved, abs(new - values[i]) * math.sqrt(normal[i][i]))
-                values[i] = new
-            if moved < _SETTLED:
+        active = list(range(FEATURES))
+        while True:
+            found = _solved([[normal[i][j] for j in active] for i in active], [right[i] for i in active])
+            worst = min(range(len(active)), key=lambda k: found[k] * math.sqrt(normal[active[k]][active[k]]))
+            if found[worst] >= 0:
                 break
+            del active[worst]
+        values = [0.0] * FEATURES
+        for i, value in zip(active, found, strict=True):
+            values[i] = value
         return StepCost(*values)
+
+
+def _solved(matrix: list[list[float]], right: list[float]) -> list[float]:
+    """Gaussian elimination, in place, of a positive definite matrix scaled to a diagonal of ones: needs no pivots."""
+    n = len(right)
+    scale = [1 / math.sqrt(matrix[i][i]) for i in range(n)]
+    for i in range(n):
+        right[i] *= scale[i]
+        matrix[i] = [matrix[i][j] * scale[i] * scale[j] for j in range(n)]
+    for k in range(n):
+        top, pivot = matrix[k], max(matrix[k][k], _TINY)  # rounding may have eaten the pivot of equal features
+        for i in range(k + 1, n):
+            factor = matrix[i][k] / pivot
+            row = matrix[i]
+            for j in range(k, n):
+                row[j] -= factor * top[j]
+            right[i] -= factor * right[k]
+    found = [0.0] * n
+    for k in range(n - 1, -1, -1):
+        rest = sum(matrix[k][j] * found[j] for j in range(k + 1, n))
+        found[k] = (right[k] - rest) / max(matrix[k][k], _TINY)
+    return [value * scale[k] for k, value in enumerate(found)]
