@@ -6,6 +6,9 @@ tensors.
 A landing point is noted when it is published and copied in portions between steps. Pages are not held for it: what has
 been evicted before its turn is taken from the arena or skipped, and so is a landing point when too many wait. Pages go
 in the order of the chain and the ring goes last, so a landing point on the disk is whole, or not there.
+
+A landing point that the disk refused (it is full...) waits aside, with those behind it, until another write shows that
+there is room, its chain is used again, or the store is closed. What has left device and arena by then is skipped.
 """
 
 from collections import deque
@@ -24,23 +27,28 @@ from longread.spec.state import PAGE_TOKENS, page_hash
 
 PORTION_BYTES = 32 * 2**20  # copied between two steps: some milliseconds
 QUEUE_BYTES = 256 * 2**20  # copies that wait for the disk
-QUEUE_LANDINGS = 64
+QUEUE_LANDINGS = 64  # that wait to be copied, and of those that were refused
+TRIES = 4  # as room comes free; else two that do not both fit would take turns for ever. A use is always worth one
 LOOKUPS = 512  # pages asked for between two steps
 
 
 @dataclass(slots=True, eq=False)
 class _Landing:
-    """``keys``: full pages from number ``first`` on; ``at``: the landing point itself, ``run`` after ``parent``.
-    ``next``: how far it is.
+    """``keys``: full pages from number ``first`` on, behind ``before``; ``at``: the landing point itself, ``run`` after
+    ``parent``. ``next``: how far it is. ``lease`` None: it was ``refused`` (that often) and must not keep a sequence's
+    tokens in memory.
     """
 
-    lease: Lease
+    lease: Lease | None
+    root: bytes
     first: int
+    before: bytes
     keys: list[bytes]
     at: bytes
     parent: bytes
     run: bytes
     next: int = 0
+    refused: int = 0
 
 
 class Persister:
@@ -58,6 +66,7 @@ class Persister:
         self._disk = disk
         self._interval = interval
         self._landings: deque[_Landing] = deque()
+        self._refused: dict[bytes, _Landing] = {}
         self._queued: set[tuple[Kind, bytes]] = set()
         self._sent = 0  # writes in flight
         self._origin: dict[Write, _Landing] = {}
@@ -84,10 +93,13 @@ class Persister:
         assert entry.parent is not None
         key, run = entry.key, entry.run
         rest = lease.tokens[whole * PAGE_TOKENS :]
-        if rest and len(rest) < entry.length:  # a longer run stands for it on the device; a document has its own key
+        if (
+            entry.depth > whole and len(rest) < entry.length
+        ):  # a longer run stands for it on the device; a document has its own key
             key, run = page_hash(entry.parent.key, rest), encode(rest)
-        keys = lease.hashes[first:whole]
-        self._landings.append(_Landing(lease, first, keys, key, entry.parent.key, run))
+        root, keys = lease.prompt.root, lease.hashes[first:whole]
+        before = lease.hashes[first - 1] if first else root
+        self._landings.append(_Landing(lease, root, first, before, keys, key, entry.parent.key, run))
         lease.stored = whole
 
     def advanced(self, lease: Lease, start: int) -> None:
@@ -96,7 +108,15 @@ class Persister:
             self.landed(lease, self._cache.index.entries[lease.hashes[-1]])
 
     def touch(self, keys: Sequence[bytes]) -> None:
+        """A chain is used again: what the disk lacks of it is tried once more."""
+        if self._refused:
+            used = set(keys)
+            self._try_again([each for each in self._refused.values() if each.at in used or each.parent in used])
         self._send(Write([], 0, tuple(keys)))
+
+    def try_all_again(self) -> None:
+        """Whatever was refused."""
+        self._try_again(list(self._refused.values()))
 
     def work(self) -> None:
         """Take back what was written, and copy the next portion unless the queue is full."""
@@ -126,6 +146,9 @@ class Persister:
     def _copy(self, landing: _Landing, limit: int) -> tuple[Write, bool]:
         """Copies of up to ``limit`` bytes (one record at least), and whether the landing point is through."""
         write = Write([], 0)
+        if landing.lease is None and landing.before != landing.root and not self._has("page", landing.before):
+            self._set_aside(landing)  # what it stands on was refused again, or is lost
+            return write, True
         stop = min(landing.next + LOOKUPS, len(landing.keys))
         ahead = landing.keys[landing.next : stop]
         there = self._there("page", ahead)
@@ -164,8 +187,7 @@ class Persister:
         index = self._cache.index
         entry = index.get(landing.at)
         if entry is None and not self._cache.has_rings:
-            root = landing.lease.prompt.root
-            parent = index.base(root) if landing.parent == root else index.get(landing.parent)
+            parent = index.base(landing.root) if landing.parent == landing.root else index.get(landing.parent)
             entry = index.covering(parent, landing.run) if parent is not None else None
         return entry
 
@@ -189,12 +211,41 @@ class Persister:
 
     def _give_up(self, landing: _Landing) -> None:
         """Neither this landing point nor what waits behind the gap; the lease's next one begins at the gap again."""
-        gap, lease = landing.first + landing.next, landing.lease
+        self.skipped += 1 + len(self._cut(landing, landing.first + landing.next))
+
+    def _cut(self, landing: _Landing, gap: int) -> list[_Landing]:
+        """Take out what waits behind a gap in a landing point's chain, and have its lease begin there again."""
+        lease = landing.lease
+        if lease is None:
+            return []
         lease.stored = min(lease.stored, gap)
         behind = [each for each in self._landings if each is not landing and each.lease is lease and each.first > gap]
-        self.skipped += 1 + len(behind)
         for each in behind:
             self._landings.remove(each)
+        return behind
+
+    def _refuse(self, landing: _Landing) -> None:
+        """The disk did not take it: nothing more of it is copied now, nor of what is behind it."""
+        behind = self._cut(landing, landing.first)
+        if landing in self._landings:
+            self._landings.remove(landing)
+        landing.refused += 1
+        for each in (landing, *behind):
+            self._set_aside(each)
+
+    def _set_aside(self, landing: _Landing) -> None:
+        """The oldest is given up when they are too many."""
+        landing.lease, landing.next = None, 0
+        earlier = self._refused.pop(landing.at, landing)
+        self._refused[landing.at] = min(landing, earlier, key=lambda each: each.first)
+        if len(self._refused) > QUEUE_LANDINGS:
+            del self._refused[next(iter(self._refused))]
+            self.skipped += 1
+
+    def _try_again(self, landings: Sequence[_Landing]) -> None:
+        for each in landings[: QUEUE_LANDINGS - len(self._landings)]:
+            del self._refused[each.at]
+            self._landings.append(each)
 
     def _has(self, kind: Kind, key: bytes) -> bool:
         return (kind, key) in self._queued or bool(self._there(kind, [key]))
@@ -219,4 +270,6 @@ class Persister:
             landing = self._origin.pop(write, None)
             self._queued.difference_update((record.kind, record.key) for record in write.records)
             if write.failed and landing is not None:
-                landing.lease.stored = min(landing.lease.stored, landing.first)
+                self._refuse(landing)
+            elif write.written and self._refused:
+                self._try_again([each for each in self._refused.values() if each.refused < TRIES])

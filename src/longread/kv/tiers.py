@@ -245,6 +245,8 @@ class Tiers:
         self._open = False
         for transfer in self._transfers:
             transfer.cancelled = True
+        if self._persister is not None:
+            self._persister.try_all_again()
         done = self.flush(seconds)
         ended = self._threads.stop(finish_writes=done)
         self.collect()

@@ -60,6 +60,7 @@ class TierWalk(Walk):
         self.arena = HostArena(self.store.page_bytes, self.store.ring_bytes, host * self.store.page_bytes)
         self.tiers = Tiers(self.cache, self.store, self.arena, self.disk, interval)
         self.transfers: list[Transfer] = []
+        self.errors = 0
 
     @precondition(lambda self: not self.transfers)
     @rule(killed=st.booleans())
@@ -124,12 +125,18 @@ class TierWalk(Walk):
     @rule()
     def write(self) -> None:
         """Everything that is due goes to the disk; it stays there, whatever the cache forgets."""
-        skipped = self.tiers.skipped
+        skipped, errors = self.tiers.skipped, self.errors
         assert self.tiers.flush(WAIT)
-        if self.tiers.skipped == skipped:
+        self.errors = self.tiers.errors
+        if self.tiers.skipped == skipped and self.errors == errors:
             for prefix in self.landed:
                 self.kept.publish(prefix)
         self.landed = []
+
+    @rule(full=st.booleans())
+    def disk_is_full(self, full: bool) -> None:
+        """What is refused meanwhile may come later, or never."""
+        self.disk.fail = {"write"} if full else set()
 
     @precondition(lambda self: self.disk.records and not self.transfers)
     @rule(data=st.data())
