@@ -1,14 +1,18 @@
 """Claims: what is read from a sentence, and verdicts against the printed arithmetic and against published runs."""
 
-import itertools
+import re
+import time
 from dataclasses import replace
+from functools import cache
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from longread.plan.cards import parse_hardware
 from longread.plan.claims.claim import Case, Claim, TokenRate, Verdict
 from longread.plan.claims.first_token import COLD, WARM, WARM_SPREAD, WARM_TOGETHER
-from longread.plan.claims.judge import judge
+from longread.plan.claims.judge import check, judge
 from longread.plan.claims.limits import largest_suffix, suffix_seconds
 from longread.plan.claims.output import INPUT, OUTPUT, PER_STREAM, PER_TOKEN
 from longread.plan.claims.report import claim_document, claim_text
@@ -206,6 +210,50 @@ def test_what_cannot_be_read_is_an_error_that_names_it(text: str, words: str) ->
         judge(parse_claim(text))
 
 
+def test_splits_are_read_as_engines_write_them() -> None:
+    def split(text: str) -> str:
+        strategy = parse_claim(f"V4-Flash 8K {text}").strategy
+        assert strategy is not None
+        return strategy.label
+
+    assert split("8xH200 TP8 DP8 EP") == "TP8-DP8-EP"  # SGLang's way: dp inside tp
+    assert split("8xH200 TP2-DP4") == "TP8-DP4"  # vLLM's: dp beside tp
+    assert split("2x8xH200 tp=8, pp=2") == "TP8-PP2"
+    assert split("8xH200 DP8+EP8") == "TP8-DP8-EP"
+    found = case("V4-Flash 8xH200 8K TTFT 2 s TP3")
+    assert "cannot be run" in found.notes[0]
+    assert "64 attention heads cannot be split over 3 cards" in found.notes[0]
+
+
+WORDS = re.split(
+    ", *",
+    """512K, TTFT 168ms, TPOT 45ms, 30 tok/s, per user, total, 100 concurrent, 98% hit, suffix 32, cold, warm,
+    host memory, 8xH20, 8xH200, V3.2, V4, TP8, EP, vLLM, p99, same document, together, 首字, 秒, 并发, 万, 100万, 输入8K,
+    0, -1, %, /, 1e9, 99999999999999999999, x, cpu, 4090""".replace("\n", ""),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.sampled_from(WORDS) | st.text(max_size=6), max_size=12))
+def test_any_words_are_a_claim_or_one_error(words: list[str]) -> None:
+    try:
+        claim = parse_claim(" ".join(words))
+        check(claim)
+    except ConfigError as error:
+        assert "\n" not in str(error)
+        return
+    assert claim.hardware
+    assert claim.specs
+
+
+@pytest.mark.parametrize("text", ["仅需" * 1000, "ttft in" * 280, "1 " * 1000, "9" * 2000, "tp8 " * 500, "1k" * 1000])
+def test_long_nonsense_is_refused_at_once(text: str) -> None:
+    started = time.process_time()
+    with pytest.raises(ConfigError):
+        parse_claim(text)
+    assert time.process_time() - started < 1.0
+
+
 def claim_of(run: Run, value: float) -> Claim:
     """A published measurement as its claimant would have stated it."""
     d = run.deployment
@@ -232,39 +280,45 @@ def claim_of(run: Run, value: float) -> Claim:
     )
 
 
-@pytest.mark.parametrize("run", published_runs(), ids=lambda run: run.label)
-def test_no_published_measurement_is_impossible_and_a_hundredth_is_where_physics_says_so(run: Run) -> None:
-    true = judge(claim_of(run, run.value))
-    assert true.outcome in ("plausible", "only if", "conservative")
+@cache
+def judged(index: int, bold: bool) -> Verdict:
+    """A published run as it was measured, or claimed a hundred times better."""
+    run = published_runs()[index]
     better = 1 / 100 if run.metric in ("ttft", "tpot") else 100.0
-    bold = judge(claim_of(run, run.value * better))
+    return judge(claim_of(run, run.value * (better if bold else 1)))
+
+
+RUNS = range(len(published_runs()))
+
+
+@pytest.mark.parametrize("index", RUNS, ids=lambda index: published_runs()[index].label)
+def test_no_published_measurement_is_impossible_and_a_hundredth_is_where_physics_says_so(index: int) -> None:
+    assert judged(index, False).outcome in ("plausible", "only if", "conservative")
+    bold = judged(index, True)
     finding = bold.cases[0].findings[0]
-    beyond = finding.claimed < finding.floor / 16 if better < 1 else finding.claimed > finding.floor * 16
+    if finding.unit == "s":
+        beyond = finding.claimed < finding.floor / 16
+    else:
+        beyond = finding.claimed > finding.floor * 16
     assert bold.outcome == "impossible" or not beyond
     if bold.outcome != "impossible":
         assert bold.outcome == "only if"
         assert finding.conditions
 
 
-def test_runs_that_calibrate_are_mostly_plausible() -> None:
-    outcomes = [judge(claim_of(run, run.value)).outcome for run in published_runs() if run.fit]
-    assert outcomes.count("only if") <= 0.1 * len(outcomes)
-
-
-def test_a_hundredth_is_mostly_impossible() -> None:
-    outcomes = []
-    for run in published_runs():
-        better = 1 / 100 if run.metric in ("ttft", "tpot") else 100.0
-        outcomes.append(judge(claim_of(run, run.value * better)).outcome)
-    assert outcomes.count("impossible") >= 0.7 * len(outcomes)
+def test_runs_that_calibrate_are_mostly_plausible_and_a_hundredth_mostly_impossible() -> None:
+    true = [judged(index, False).outcome for index in RUNS if published_runs()[index].fit]
+    assert true.count("only if") <= 0.1 * len(true)
+    bold = [judged(index, True).outcome for index in RUNS]
+    assert bold.count("impossible") >= 0.7 * len(bold)
 
 
 @pytest.mark.parametrize("model", ["V3", "V3.2", "V4-Flash", "V4-Pro", "V4.1-Flash", "V2-Lite"])
 def test_verdicts_are_monotonic_in_the_claimed_time(model: str) -> None:
     order = ("impossible", "only if", "plausible", "conservative")
     base = Claim((release(model),), (parse_hardware("2x8xH200"),), isl=131072, concurrency=8)
-    times = [10.0**exponent for exponent in range(-6, 5)]
-    for state, field in itertools.product(("cold", "warm", None), ("ttft", "tpot")):
+    times = [10.0**exponent for exponent in range(-6, 5, 2)]
+    for state, field in (("cold", "ttft"), ("warm", "ttft"), (None, "ttft"), (None, "tpot")):
         found = [order.index(judge(replace(base, state=state, **{field: t})).outcome) for t in times]  # type: ignore[arg-type]
         assert found == sorted(found)
         assert found[0] == 0

@@ -4,10 +4,13 @@ from longread.plan.claims.advice import measurement, other_meanings, questions
 from longread.plan.claims.claim import Case, Claim, Finding, Outcome, Verdict, best, worst
 from longread.plan.claims.first_token import judge_first_token
 from longread.plan.claims.output import judge_output
+from longread.plan.claims.plans import split_problem
 from longread.plan.claims.residency import MEMORY, judge_memory
 from longread.spec.errors import ConfigError
 from longread.spec.hardware import Hardware
 from longread.spec.model import ModelSpec
+
+_MOST = {"isl": 1e9, "osl": 1e9, "ttft": 1e9, "tpot": 1e9, "concurrency": 1e5, "suffix": 1e9, "tokens/s": 1e12}
 
 
 def judge(claim: Claim) -> Verdict:
@@ -40,12 +43,10 @@ def check(claim: Claim) -> None:
         raise ConfigError(f"a suffix of {claim.suffix:,} tokens is longer than the whole prompt of {claim.isl:,}")
     if claim.state == "cold" and (claim.cached or (claim.suffix is not None and claim.suffix != claim.isl)):
         raise ConfigError("the claim says cold, and that part of the prompt was read before; drop one of them")
-    for name in ("isl", "osl", "ttft", "tpot", "concurrency", "suffix"):
-        value = getattr(claim, name)
-        if value is not None and value <= 0:
-            raise ConfigError(f"{name} must be above 0, not {value}")
-    if claim.rate is not None and claim.rate.value <= 0:
-        raise ConfigError("tokens/s must be above 0")
+    for name, most in _MOST.items():
+        value = claim.rate.value if name == "tokens/s" and claim.rate is not None else getattr(claim, name, None)
+        if value is not None and not 0 < value <= most:
+            raise ConfigError(f"{name} must be above 0 and at most {most:,.0f}, not {value:,.6g}")
 
 
 def _case(claim: Claim, spec: ModelSpec, hardware: Hardware) -> Case:
@@ -66,7 +67,7 @@ def _case(claim: Claim, spec: ModelSpec, hardware: Hardware) -> Case:
         outcome,
         _headline(findings, outcome),
         tuple(findings),
-        _notes(claim, spec),
+        _notes(claim, spec, hardware),
     )
 
 
@@ -76,8 +77,11 @@ def _headline(findings: list[Finding], outcome: Outcome) -> str:
     return f"{outcome} ({said})"
 
 
-def _notes(claim: Claim, spec: ModelSpec) -> tuple[str, ...]:
+def _notes(claim: Claim, spec: ModelSpec, hardware: Hardware) -> tuple[str, ...]:
     notes = []
+    problem = split_problem(claim, spec, hardware)
+    if problem is not None:
+        notes.append(f"the claimed split cannot be run: {problem}")
     if claim.isl is not None and claim.isl > spec.max_position:
         notes.append(
             f"{claim.isl:,} tokens are {claim.isl / spec.max_position:.1f} times the {spec.max_position:,} that "

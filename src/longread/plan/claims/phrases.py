@@ -25,7 +25,7 @@ UNIT = _any(
 DURATION = rf"({NUMBER})\s*({UNIT})(?![a-z])"
 _IS = r"\s*(?:of|is|[=:]|为|是|达到?|长度)?\s*"
 _LINK_WORDS = _any(
-    """of in at is was to a the as under below only within latency time about just 仅 仅需 只 只需 只要 为 是 约 延迟
+    """of in at is was to a the as under below only within latency time about just 仅 只 要 为 是 约 延迟
     时延 时间 达 达到 降到 低至 以内 内 不到 小于 在 平均 需"""
 )
 LINK = rf"(?:\s|[:=<>~≈≤≥]|{_LINK_WORDS}|p\d\d)*"
@@ -103,7 +103,7 @@ IN_LENGTH = (
     _re(r"(?<![\d.])(\d{4,})()(?![\w%.])"),
 )
 
-STRATEGY = _re(r"(?<![a-z])((?:(?:tp|pp|cp|dp|ep)\s*=?\s*\d+\s*[-+/_, ]?\s*)+)(?!\d)")
+STRATEGY = _re(r"(?<![a-z])((?:(?:(?:tp|pp|cp|dp|ep)\s*=?\s*\d+|ep)(?:\b|(?<=\d)|_)\s*[-+/_, ]?\s*)+)(?![\da-z])")
 PERCENTILE = _re(r"(?<![a-z])(p\d{2}(?:\.\d+)?|median|mean|average|平均|中位数?)")
 ENGINE = _re(r"(?<![a-z])(vllm|sglang|longread)(?:\s*v?\d+\.\d+(?:\.\d+)?(?:rc\d+)?)?")
 STATE = (

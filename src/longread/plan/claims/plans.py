@@ -80,6 +80,22 @@ def candidates(claim: Claim, spec: ModelSpec, hardware: Hardware, context: int) 
     return found
 
 
+def split_problem(claim: Claim, spec: ModelSpec, hardware: Hardware) -> str | None:
+    """Why a claimed split cannot be run by any engine; None where it can, or where none is claimed."""
+    if claim.strategy is None:
+        return None
+    problems = []
+    for engine in (claim.engine,) if claim.engine is not None else ENGINES:
+        cache = claim.cache or usual_cache(spec)
+        try:
+            check_strategy(Deployment(spec, hardware, claim.strategy, engine, cache=cache, max_model_len=1))
+        except ConfigError as error:
+            problems.append(str(error))
+        else:
+            return None
+    return problems[0]
+
+
 def _runs(d: Deployment) -> bool:
     try:
         check_strategy(d)

@@ -18,6 +18,7 @@ _DECIMAL = {"k": 1e3, "m": 1e6, "b": 1e9}
 _CHINESE = {"千": 1e3, "万": 1e4, "百万": 1e6, "亿": 1e8}
 _SECONDS = (("ms", 1e-3), ("milli", 1e-3), ("毫秒", 1e-3), ("us", 1e-6), ("µs", 1e-6), ("μs", 1e-6), ("micro", 1e-6),
             ("微秒", 1e-6), ("min", 60.0), ("分钟", 60.0), ("s", 1.0), ("秒", 1.0))  # fmt: skip
+_DIGITS = 15
 _MARK = "\x00"
 
 
@@ -90,15 +91,22 @@ def _normal(text: str) -> str:
     return " ".join(plain.split())
 
 
+def _number(text: str) -> float:
+    """Raises ``ConfigError`` for more digits than any claim has."""
+    if len(text) > _DIGITS:
+        raise ConfigError(f"a number of {len(text)} digits in the claim; at most {_DIGITS} are read")
+    return float(text)
+
+
 def to_seconds(number: str, unit: str) -> float:
-    return float(number) * next(factor for start, factor in _SECONDS if unit.startswith(start))
+    return _number(number) * next(factor for start, factor in _SECONDS if unit.startswith(start))
 
 
 def to_tokens(number: str, scale: str | None) -> int:
     """K and M are binary for whole lengths (512K = 524,288), 万 is 10,000."""
     if not scale:
-        return round(float(number))
-    return round(float(number) * (_CHINESE.get(scale) or float(_BINARY.get(scale, 10**9))))
+        return round(_number(number))
+    return round(_number(number) * (_CHINESE.get(scale) or float(_BINARY.get(scale, 10**9))))
 
 
 def parse_time(name: str, text: str) -> float:
@@ -122,23 +130,20 @@ def parse_rate(name: str, text: str) -> TokenRate:
 
 
 def _amount(number: str, scale: str | None) -> float:
-    return float(number) * (1.0 if not scale else _CHINESE.get(scale) or _DECIMAL[scale])
+    return _number(number) * (1.0 if not scale else _CHINESE.get(scale) or _DECIMAL[scale])
 
 
 def _strategy(t: _Text, claim: Claim) -> Claim:
     match = t.take(p.STRATEGY)
     if match is None:
         return claim
-    sizes = {name: int(size) for name, size in re.findall(r"(tp|pp|cp|dp|ep)\s*=?\s*(\d{1,4})", match[1])}
-    dp = sizes.get("dp", 1)
-    tp = max(sizes.get("tp", 1), dp, 1)
-    strategy = Strategy(
-        tp=tp * dp if sizes.get("tp", 1) > 1 and dp > 1 else tp,
-        pp=max(sizes.get("pp", 1), 1),
-        cp=max(sizes.get("cp", 1), 1),
-        dp=max(dp, 1),
-        ep="ep" in sizes,
-    )
+    sizes = {"tp": 1, "pp": 1, "cp": 1, "dp": 1}
+    sizes |= {name: max(int(size), 1) for name, size in re.findall(r"(tp|pp|cp|dp)\s*=?\s*(\d{1,4})", match[1])}
+    tp, dp = sizes["tp"], sizes["dp"]
+    cards = max((machine.total_gpus for machine in claim.hardware), default=0)
+    # vLLM counts dp beside tp, SGLang inside it: beside, if there are as many cards.
+    beside = tp > 1 and tp * dp * sizes["pp"] * sizes["cp"] <= cards
+    strategy = Strategy(tp * dp if beside else max(tp, dp), sizes["pp"], sizes["cp"], dp, "ep" in match[1])
     t.understood.append(f"split {strategy.label}")
     return replace(claim, strategy=strategy)
 
@@ -209,7 +214,7 @@ def _load(t: _Text, claim: Claim) -> Claim:
     for pattern in p.SHARE:
         match = t.take(pattern)
         if match is not None:
-            share = float(match[1]) / (100 if "%" in match[0] else 1)
+            share = _number(match[1]) / (100 if "%" in match[0] else 1)
             t.understood.append(f"{share:.4g} of the prompt read before")
             claim = replace(claim, cached=share)
             break
