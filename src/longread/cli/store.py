@@ -119,6 +119,7 @@ def ls(args: argparse.Namespace) -> int:
         "bytes": stats.live_bytes,
         "file_bytes": stats.file_bytes,
         "document_bytes": stats.document_bytes,
+        "reserve_bytes": stats.reserve_bytes,
     }
     if args.json:
         return _json({"documents": documents, "models": models, "total": totals})

@@ -243,7 +243,7 @@ class Persister:
             self.skipped += 1
 
     def _try_again(self, landings: Sequence[_Landing]) -> None:
-        for each in landings[: QUEUE_LANDINGS - len(self._landings)]:
+        for each in landings[: max(QUEUE_LANDINGS - len(self._landings), 0)]:
             del self._refused[each.at]
             self._landings.append(each)
 

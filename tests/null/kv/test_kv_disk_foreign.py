@@ -89,7 +89,7 @@ def test_records_behind_a_link_or_fifo_are_not_read(folder: Path, tmp_path: Path
     assert (tmp_path / "moved").read_bytes() == before
 
 
-@pytest.mark.parametrize("name", ["use.lock", "gc.lock"])
+@pytest.mark.parametrize("name", ["use.lock", "gc.lock", "gc.reserve"])
 def test_locks_are_files(folder: Path, tmp_path: Path, name: str) -> None:
     (folder / name).unlink(missing_ok=True)
     (folder / name).symlink_to(tmp_path / "made")
