@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from longread.cli.hardware_flags import share, slo, tokens
 from longread.cli.parser import Parser, UsageError, count, whole
+from longread.spec.config import Slo
 from longread.spec.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -57,8 +58,13 @@ def add_parser(commands: "_SubParsersAction[Parser]", name: str) -> None:
     engine.add_argument("--num-gpu-blocks-override", type=count, metavar="N", help="pages of 256 tokens in the cache")
     for part, words in (("tp", "tensor parallel cards"), ("pp", "pipeline stages"), ("cp", "context parallel cards")):
         engine.add_argument(f"--{part}", type=count, metavar="N", help=words)
+    engine.add_argument(
+        "--slo",
+        type=slo,
+        metavar="TARGETS",
+        help="ttft=2s,tpot=50ms: steps are kept within, and who meets both is counted",
+    )
     output = parser.add_argument_group("output")
-    output.add_argument("--slo", type=slo, metavar="TARGETS", help="ttft=2s,tpot=50ms: count who meets both")
     output.add_argument("--json", action="store_true", help="print one JSON document (longread.simulation/1) only")
     output.add_argument("--requests", type=Path, metavar="FILE", help="write a JSON line a request")
     output.add_argument("--write-trace", type=Path, metavar="FILE", help="write the load as a Mooncake trace, too")
@@ -159,7 +165,8 @@ def _engine(args: argparse.Namespace) -> "tuple[Deployment, Limits, PlannedCost]
         raise ConfigError(
             f"max_num_batched_tokens={d.chunk} is below max_num_seqs={d.max_num_seqs}: each decodes a token"
         )
-    return d, planned_limits(d, pages=args.num_gpu_blocks_override), PlannedCost(d)
+    limits = planned_limits(d, pages=args.num_gpu_blocks_override)
+    return d, replace(limits, slo=Slo(**args.slo) if args.slo else None), PlannedCost(d)
 
 
 def _arrivals(args: argparse.Namespace, limits: "Limits", cost: "PlannedCost") -> "tuple[list[Arrival], str]":

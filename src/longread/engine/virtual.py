@@ -17,6 +17,8 @@ from longread.engine.scheduler import Grant, Schedule, Scheduler
 from longread.engine.sequence import Timeline
 from longread.kv.cache import KVCache
 from longread.kv.policy import next_landing_point
+from longread.spec.config import Slo
+from longread.spec.cost import CostModel
 from longread.spec.state import PAGE_TOKENS, HashedTokens, StateGroup, hash_pages, pages_for
 
 ROOT = bytes(16)
@@ -38,7 +40,7 @@ class Cost(Protocol):
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What the engine is given. ``snapshots``: rows of saved rings, 0 for a model without. ``context``: tokens of the
-    longest request, output included.
+    longest request, output included. ``slo``: what the schedule keeps its steps within.
     """
 
     pages: int
@@ -48,6 +50,7 @@ class Limits:
     snapshot_interval: int
     context: int
     rings: bool = True
+    slo: Slo | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -66,6 +69,8 @@ class Run:
     prompt_tokens: int
     output_tokens: int
     number: int = 0
+    priority: int = 0
+    owner: str = ""
     admitted: float = -1.0
     prefill_started: float = -1.0
     first_token: float = -1.0
@@ -142,9 +147,12 @@ def hashed(blocks: Sequence[tuple[int, int]]) -> tuple[list[int], HashedTokens]:
 
 
 class VirtualEngine:
-    """``now``: the virtual clock in seconds, which a caller may move forward while nothing is live."""
+    """``now``: the virtual clock in seconds, which a caller may move forward while nothing is live.
 
-    def __init__(self, limits: Limits, cost: Cost):
+    ``learnt``: what the schedule knows of a step's ``cost``; it goes on learning from the steps, as an engine does.
+    """
+
+    def __init__(self, limits: Limits, cost: Cost, learnt: CostModel):
         self.limits = limits
         self.now = 0.0
         self.totals = Totals()
@@ -156,8 +164,11 @@ class VirtualEngine:
             max_num_seqs=limits.max_num_seqs,
             max_num_batched_tokens=limits.max_num_batched_tokens,
             snapshot_interval=limits.snapshot_interval,
+            slo=limits.slo,
+            clock=lambda: self.now,
         )
-        self._cost = cost
+        self.scheduler.cost = learnt.cost
+        self._cost, self._learnt = cost, learnt
         self._live: dict[str, tuple[Run, Timeline]] = {}
 
     @property
@@ -179,7 +190,7 @@ class VirtualEngine:
         tokens, known = hashed(blocks)
         timeline = Timeline(run.key, tokens, known)
         self._live[run.key] = (run, timeline)
-        self.scheduler.add(timeline)
+        self.scheduler.add(timeline, run.priority, run.owner)
         return True
 
     def step(self, until: float = inf) -> list[Run]:
@@ -213,11 +224,11 @@ class VirtualEngine:
         return ended
 
     def _book(self, plan: Schedule, until: float) -> list[Run]:
-        contexts = [g.timeline.computed + 1 for g in plan.grants if g.timeline.decoding]
-        chunks = [(g.length, g.timeline.computed) for g in plan.grants if not g.timeline.decoding]
-        rows, context = len(contexts), sum(contexts)
-        one = self._cost.seconds((rows, context), chunks)
-        count = 1 if chunks else self._repeats(plan, until, one)
+        rows, context = plan.decodes
+        one = self._cost.seconds(plan.decodes, plan.chunks)
+        self._learnt.observe(plan.decodes, plan.chunks, one)
+        self.scheduler.cost = self._learnt.cost
+        count = self._repeats(plan, until, one)
         if count > 1:  # contexts grow evenly: the middle step is the mean one
             one = self._cost.seconds((rows, context + rows * (count - 1) // 2))
         start, self.now = self.now, self.now + one * count
@@ -233,13 +244,21 @@ class VirtualEngine:
 
     def _repeats(self, plan: Schedule, until: float, one: float) -> int:
         """How many steps like this one follow each other: nobody else comes, ends, or needs a page."""
-        if plan.admitted or plan.preempted or plan.failed or len(plan.grants) < self.scheduler.num_running:
+        if (
+            plan.chunks
+            or plan.admitted
+            or plan.preempted
+            or plan.failed
+            or len(plan.grants) < self.scheduler.num_running
+        ):
             return 1
         most = REPEATS_WITH_QUEUE if self.scheduler.num_waiting else PAGE_TOKENS
         if until < inf:
             most = min(most, max(int((until - self.now) / one), 1))
         for grant in plan.grants:
             run, timeline = self._live[grant.timeline.key]
+            if not timeline.decoding:
+                return 1
             most = min(most, run.output_tokens - run.outputs, PAGE_TOKENS - timeline.computed % PAGE_TOKENS)
         return most
 
@@ -294,7 +313,8 @@ def alone(limits: Limits, cost: Cost, prompt: int, output: int, cached: int = 0)
     while at < prompt:
         cut = next_landing_point(prompt, at, limits.snapshot_interval, limits.rings)
         stop = min(prompt, at + limits.max_num_batched_tokens, prompt if cut is None else cut)
-        first += cost.seconds((0, 0), ((stop - at, at),))
+        last = prompt - at == 1  # the schedule counts it among the rows that decode
+        first += cost.seconds((1, stop)) if last else cost.seconds((0, 0), ((stop - at, at),))
         at = stop
     rest = output - 1
     whole = first + rest * cost.seconds((1, prompt + (rest + 1) // 2)) if rest else first

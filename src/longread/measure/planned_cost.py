@@ -115,21 +115,20 @@ def planned_limits(d: Deployment, *, pages: int | None = None, snapshot_interval
     )
 
 
-def fitted(cost: Cost, budget: int, max_num_seqs: int, context: int) -> StepCost:
-    """The linear model nearest to ``cost`` in relative error, over steps that the limits allow: what a schedule that
-    has watched such steps believes.
-    """
-    model = CostModel(_through_points(cost, budget, max_num_seqs, context), memory=10**6, trusted=True)
-    contexts = [c for c in _FIT_CONTEXTS if c <= context] or [context]
+def calibrated(cost: Cost, limits: Limits) -> CostModel:
+    """What a schedule knows of ``cost`` that has watched steps of all sizes that the limits allow."""
+    budget, most = limits.max_num_batched_tokens, limits.max_num_seqs
+    model = CostModel(_through_points(cost, budget, most, limits.context))
+    contexts = [c for c in _FIT_CONTEXTS if c <= limits.context] or [limits.context]
     for before in contexts:
-        for rows in _doubling(max_num_seqs):
-            decodes = min(rows, max_num_seqs), min(rows, max_num_seqs) * before
+        for rows in _doubling(most):
+            decodes = min(rows, most), min(rows, most) * before
             model.observe(decodes, (), cost.seconds(decodes))
         for size in [n for n in _FIT_CHUNKS if n <= budget] or [budget]:
-            for rows in {0, min(max_num_seqs // 2, budget - size)}:
+            for rows in {0, min(most // 2, budget - size)}:
                 work = (rows, rows * before), ((size, before),)
                 model.observe(*work, cost.seconds(*work))
-    return model.cost
+    return model
 
 
 def _through_points(cost: Cost, budget: int, rows: int, context: int) -> StepCost:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from longread.engine.virtual import Cost, Limits, Run, Totals, VirtualEngine, alone
+from longread.measure.planned_cost import calibrated
 from longread.measure.workload import Arrival
 from longread.spec.errors import LongreadError
 
@@ -68,8 +69,11 @@ def simulate(
     prompts and answers are done. ``watch``: called after each decision. Raises SimulationError.
     """
     begun = time.perf_counter()
-    engine = VirtualEngine(limits, cost)
-    runs = [Run(f"r{i}", each.kind, each.at, each.isl, each.osl, i) for i, each in enumerate(arrivals)]
+    engine = VirtualEngine(limits, cost, calibrated(cost, limits))
+    runs = [
+        Run(f"r{i}", each.kind, each.at, each.isl, each.osl, i, each.priority, each.owner)
+        for i, each in enumerate(arrivals)
+    ]
     at = done = 0
     while at < len(arrivals) or engine.live:
         if not engine.live:

@@ -16,7 +16,7 @@ from virtual_loads import fresh, small, two_h20
 from longread.engine import virtual
 from longread.engine.scheduler import Schedule, Scheduler
 from longread.engine.virtual import VirtualEngine, alone
-from longread.measure.planned_cost import PlannedCost, Table, fitted, planned_limits
+from longread.measure.planned_cost import PlannedCost, Table, calibrated, planned_limits
 from longread.measure.simulate import PERCENTILES, SimulationError, by_class, plain, simulate, spread, sustained
 from longread.measure.simulation_report import SCHEMA, Setting, document, print_simulation, request_rows
 from longread.measure.workload import Arrival, Kind, Mix, generate
@@ -219,7 +219,7 @@ def test_planned_steps_grow_with_their_work_and_share_one_pass() -> None:
 
 def test_the_linear_model_is_near_the_planned_steps() -> None:
     limits, cost = two_h20()
-    linear = fitted(cost, limits.max_num_batched_tokens, limits.max_num_seqs, limits.context)
+    linear = calibrated(cost, limits).cost
     off = []
     for tokens in (1024, 3000, 8000):
         for prefix in (0, 10_000, 100_000, 700_000):
@@ -228,8 +228,8 @@ def test_the_linear_model_is_near_the_planned_steps() -> None:
     for rows in (1, 3, 16):
         for context in (500, 30_000, 400_000):
             off.append(linear.seconds((rows, rows * context)) / cost.seconds((rows, rows * context)))
-    assert min(off) > 0.85
-    assert max(off) < 1.15
+    assert min(off) > 0.8
+    assert max(off) < 1.25
 
 
 def test_limits_fill_the_memory_that_the_planner_leaves() -> None:
