@@ -96,13 +96,20 @@ class Server:
                     yield json.loads(line[len("data: ") :])
 
     def peak_bytes(self) -> int | None:
-        """Highest resident memory of the server so far; None where the system does not tell."""
-        try:
-            status = Path(f"/proc/{self.process.pid}/status").read_text()
-        except OSError:
-            return None
-        found = re.search(r"VmHWM:\s+(\d+) kB", status)
-        return int(found.group(1)) * 1024 if found else None
+        """Highest resident memory so far of the server and its engine's process, added up; None where the system does
+        not tell. Pages that both have mapped count twice.
+        """
+        total = 0
+        for process in (self.process, *self.process.children(recursive=True)):
+            try:
+                status = Path(f"/proc/{process.pid}/status").read_text()
+            except OSError:
+                return None
+            found = re.search(r"VmHWM:\s+(\d+) kB", status)
+            if found is None:
+                return None
+            total += int(found.group(1)) * 1024
+        return total
 
     def planned_bytes(self) -> int | None:
         """What the planner predicted, from the server's metrics; None when the series is missing."""
