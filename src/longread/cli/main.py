@@ -11,7 +11,21 @@ import os
 import sys
 from collections.abc import Sequence
 
-from longread.cli import bench, claim, demo, doctor, fixture, ingest, plan, probe, serve, simulate, store, trace
+from longread.cli import (
+    bench,
+    claim,
+    demo,
+    doctor,
+    fixture,
+    ingest,
+    plan,
+    probe,
+    serve,
+    simulate,
+    standing,
+    store,
+    trace,
+)
 from longread.cli.parser import Parser, UsageError, nearest, refuse_unknown, shorten
 from longread.cli.threads import bound_spinning
 from longread.cli.version import version
@@ -30,6 +44,7 @@ COMMANDS = {
     "ingest": ingest,
     "store": store,
     "trace": trace,
+    "explain": standing,
 }
 
 

@@ -24,7 +24,16 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
 from longread.server.restarts import Restarts
-from longread.spec.engine import Engine, EngineInfo, EngineStats, Event, FinishEvent, GenerationRequest, TokenEvent
+from longread.spec.engine import (
+    Engine,
+    EngineInfo,
+    EngineStats,
+    Event,
+    FinishEvent,
+    GenerationRequest,
+    Standing,
+    TokenEvent,
+)
 from longread.spec.errors import (
     CrashLoopError,
     EngineFailedError,
@@ -37,6 +46,7 @@ from longread.spec.errors import (
 
 logger = logging.getLogger("longread.server")
 
+EXPLAIN_SECONDS = 20.0  # for the step that runs to end
 JOIN_SECONDS = 60.0  # a step in progress ends first; one that never ends must not hold the process
 
 State = Literal["loading", "ready", "restarting", "closing", "failed", "closed"]
@@ -147,7 +157,13 @@ class _Settled:
     """All that was submitted to an engine that is lost has ended; what is behind this is for the next one."""
 
 
-_Command = GenerationRequest | _Cancel | _Close | _Refresh | _Settled
+@dataclass(frozen=True, slots=True)
+class _Explain:
+    request_id: str
+    answer: "asyncio.Future[Standing | None]"
+
+
+_Command = GenerationRequest | _Cancel | _Close | _Refresh | _Settled | _Explain
 
 
 class EngineDriver:
@@ -261,6 +277,19 @@ class EngineDriver:
         watch = Watch(request_id)
         self._watches = (*self._watches, watch)
         return watch
+
+    async def explain(self, request_id: str) -> Standing | None:
+        """Where a request stands and why, once the step that runs has ended. None: it has ended, or no engine is there
+        that could tell.
+        """
+        if request_id not in self._live or self.state not in ("ready", "closing"):
+            return None
+        answer: asyncio.Future[Standing | None] = asyncio.get_running_loop().create_future()
+        self._put(_Explain(request_id, answer))
+        try:
+            return await asyncio.wait_for(answer, EXPLAIN_SECONDS)
+        except TimeoutError:
+            return None
 
     def stop(self, request_id: str) -> None:
         """The caller has what it wants (a stop string): no more tokens, then the request's FinishEvent."""
@@ -498,6 +527,8 @@ class EngineDriver:
                     self._submit(engine, command)
                 elif isinstance(command, _Refresh):
                     self.stats = engine.stats()
+                elif isinstance(command, _Explain):
+                    self._post(_answer, command.answer, engine.explain(command.request_id))
             if engine.has_work():
                 events = engine.step()
                 self.stats = engine.stats()
@@ -519,6 +550,11 @@ class EngineDriver:
                 commands.append(self._commands.get_nowait())
             except queue.Empty:
                 return commands
+
+
+def _answer(future: "asyncio.Future[Standing | None]", standing: Standing | None) -> None:
+    if not future.done():
+        future.set_result(standing)
 
 
 def _shutting_down() -> OverloadedError:

@@ -8,10 +8,15 @@ from collections.abc import Sequence
 from starlette.requests import Request
 from starlette.responses import Response
 
-from longread.server.calls import MAX_RECORDS
+from longread.server.calls import MAX_RECORDS, Call
 from longread.server.errors import json_response
-from longread.server.state import state_of
+from longread.server.state import ServerState, state_of
+from longread.server.work import choice_id
+from longread.spec.engine import Standing
 from longread.spec.errors import InvalidRequestError, RecordNotFoundError
+from longread.wire.responses import Json
+
+MAX_STANDINGS = 8
 
 
 async def newest(request: Request) -> Response:
@@ -24,7 +29,9 @@ async def newest(request: Request) -> Response:
 
 
 async def one(request: Request) -> Response:
-    """By the answer's id or by X-Request-Id. 404 for one that is not kept (any more)."""
+    """By the answer's id or by X-Request-Id. While it runs, ``standing`` says where it stands and why it is not
+    further, of the first ``MAX_STANDINGS`` of its choices that have not ended. 404 for one that is not kept (any more).
+    """
     state, name = state_of(request), request.path_params["id"]
     call = state.calls.find(name, request.state.key)
     if call is None:
@@ -37,4 +44,41 @@ async def one(request: Request) -> Response:
     def decode(ids: Sequence[int]) -> str:
         return state.tokenizer.decode(list(ids), skip_special=False)
 
-    return json_response(call.record(decode))
+    return json_response(call.record(decode) | {"standing": await _standing(state, call)})
+
+
+async def _standing(state: ServerState, call: Call) -> list[Json]:
+    found: list[Json] = []
+    for index in range(call.choices if call.state == "running" else 0):
+        standing = await state.driver.explain(choice_id(call.answer_id, index))
+        if standing is not None:
+            found.append({"choice": index} | standing_json(standing, call.shared))
+        if len(found) == MAX_STANDINGS:
+            break
+    return found
+
+
+def standing_json(standing: Standing, shared: bool) -> Json:
+    """Times in milliseconds. ``shared``: not that a prefix is being computed, which would tell of another's prompt."""
+    reason, detail = standing.reason, standing.detail
+    if shared and reason == "prefix":
+        reason, detail = "turn", f"{standing.position} requests come before it"
+    return {
+        "phase": standing.phase,
+        "reason": reason,
+        "detail": detail,
+        "class": standing.request_class,
+        "position": standing.position,
+        "num_waiting": standing.num_waiting,
+        "num_running": standing.num_running,
+        "prompt_tokens": standing.prompt_tokens,
+        "computed_tokens": standing.computed_tokens,
+        "preemptions": standing.preemptions,
+        "waited_ms": _ms(standing.waited),
+        "starts_in_ms": _ms(standing.starts_in),
+        "first_token_in_ms": _ms(standing.first_token_in),
+    }
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1e3, 3)

@@ -40,6 +40,11 @@ def new_id(prefix: str) -> str:
     return f"{prefix}-{uuid.uuid4().hex}"
 
 
+def choice_id(answer_id: str, index: int) -> str:
+    """What the engine knows one of an answer's choices by."""
+    return f"{answer_id}-{index}"
+
+
 def engine_requests(
     fields: ChatRequest | CompletionRequest,
     prompts: Sequence[Prompt],
@@ -55,7 +60,7 @@ def engine_requests(
     first = to_sampling(fields, grammar_after=grammar_after)
     return [
         GenerationRequest(
-            f"{answer_id}-{i * fields.choices + choice}",
+            choice_id(answer_id, i * fields.choices + choice),
             prompt.ids,
             for_choice(first, choice),
             prompt.hashed,
