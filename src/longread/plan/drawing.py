@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH, HEIGHT = 440, 300
-_LEFT, _RIGHT, _TOP, _BOTTOM = 68, 12, 12, 46
+_LEFT, _RIGHT, _TOP, _BOTTOM = 74, 12, 12, 46
 STYLES = 8
 _BAR, _ROW, _BAR_LEFT = 20, 46, 6
 _LINEAR_TICKS = 5

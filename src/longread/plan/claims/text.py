@@ -175,7 +175,7 @@ def _rate(t: _Text, claim: Claim) -> Claim:
     if scope is None:
         t.assumed.append("one stream" if claim.concurrency == 1 else "the tokens/s are those of all streams together")
     t.understood.append(
-        f"{value:,.4g} {of or 'output'} tokens/s"
+        f"{value:,.6g} {of or 'output'} tokens/s"
         + {"user": " a stream", "gpu": " a card", "total": " in all", None: ""}[scope]
     )
     return replace(claim, rate=TokenRate(value, of or "output", scope))
