@@ -33,7 +33,7 @@ def measurement(claim: Claim) -> list[str]:
         )
     if claim.tpot is not None or (claim.rate is not None and claim.rate.of == "output"):
         lines.append(
-            f"decode: {many(streams, 'stream')} of {isl:,} tokens each, {claim.osl or 1024:,} tokens out with the end token "
+            f"decode: {many(streams, 'stream')} of {isl:,} tokens each, {claim.osl or 1024:,} tokens out, end token "
             "ignored, drafts off and on; TPOT = (last - first token time) / (tokens - 1) of each request; tokens/s = "
             "output tokens over the time in which all streams were busy, at least three requests a stream"
         )

@@ -173,7 +173,7 @@ def _output(claim: Claim, spec: ModelSpec, hardware: Hardware, plans: list[Deplo
     load = f"{many(plain_at, 'stream')}, {many(context, 'token')} of context"
     lines = [
         f"most, at {load}: {plain:,.0f} tokens/s = {plain_at:,} / {seconds(plain_at / plain)}",
-        f"with 4-bit experts, a shared cache and {MOST_A_STEP} tokens a step: {hard:,.0f} tokens/s at {many(at, 'stream')}",
+        f"with 4-bit experts, a shared cache and {MOST_A_STEP} tokens a step: {hard:,.0f} tokens/s at {at:,} streams",
     ]
     if reading < float("inf"):
         lines.append(f"reading {isl:,}-token prompts for {claim.osl:,} tokens each allows {reading:,.0f} tokens/s")
