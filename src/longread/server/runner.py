@@ -5,6 +5,7 @@ minutes of loading, and whoever watches ``/ready`` gets 503 instead of a refused
 """
 
 import asyncio
+import signal
 import socket
 import time
 from collections.abc import Callable
@@ -60,13 +61,14 @@ def serve(
     options: ServerOptions,
     listener: socket.socket,
     on_ready: Callable[[EngineInfo], None],
+    on_hangup: Callable[[], None] | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM; open requests get ``options.shutdown_timeout`` seconds, a second signal none.
 
     Raises what loading the model raised, and what ended the engine for good. ``on_ready`` is called once, when requests
-    are accepted.
+    are accepted; ``on_hangup`` at each SIGHUP, on the loop's thread. Without it a SIGHUP ends the process, as usual.
     """
-    asyncio.run(_serve(app, driver, options, listener, on_ready))
+    asyncio.run(_serve(app, driver, options, listener, on_ready, on_hangup))
 
 
 async def _serve(
@@ -75,7 +77,10 @@ async def _serve(
     options: ServerOptions,
     listener: socket.socket,
     on_ready: Callable[[EngineInfo], None],
+    on_hangup: Callable[[], None] | None,
 ) -> None:
+    if on_hangup is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, on_hangup)
     server = Server(app, driver, options)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     loading = asyncio.create_task(driver.loaded())

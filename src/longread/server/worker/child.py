@@ -48,6 +48,7 @@ BROKEN_STATUS = 3
 ORPHAN_STATUS = 4
 GRAMMAR_THREADS = 2
 CANCEL_SECONDS = 10.0  # for the step that runs when the process is told to end
+STATS_SECONDS = 0.02
 BEAT_SECONDS = 1.0  # a process that works says so at least that often
 _PR_SET_PDEATHSIG = 1
 
@@ -147,7 +148,7 @@ class _Served:
         self._names: dict[int, str] = {}
         self._watched: dict[int, int] = {}  # tokens as they were told
         self._stats = engine.stats()
-        self._sent = 0.0
+        self._told = self._sent = 0.0
         self._compiling = ThreadPoolExecutor(GRAMMAR_THREADS, thread_name_prefix="worker-grammar")
 
     def run(self, commands: Commands) -> int:
@@ -196,17 +197,24 @@ class _Served:
             if tokens > before:
                 self._watched[number] = tokens
                 computed.append((number, tokens))
-        stats = self._engine.stats()
-        changed = stats != self._stats
-        if not (events or computed or changed or time.monotonic() - self._sent > BEAT_SECONDS):
+        ended = [event.request_id for event in events if isinstance(event, FinishEvent)]
+        now = time.monotonic()
+        stats = None
+        # With each end, so that no client knows more than the metrics do, and before the engine rests.
+        if ended or now - self._told >= STATS_SECONDS or not self._engine.has_work():
+            stats = self._engine.stats()
+            self._told = now
+            if stats == self._stats:
+                stats = None
+            else:
+                self._stats = stats
+        if not (events or computed or stats is not None or now - self._sent > BEAT_SECONDS):
             return
-        self._stats = stats
-        self._send(messages.STEP, messages.encode_step(events, self._numbers, stats if changed else None, computed))
-        for event in events:
-            if isinstance(event, FinishEvent):
-                number = self._numbers.pop(event.request_id)
-                del self._names[number]
-                self._watched.pop(number, None)
+        self._send(messages.STEP, messages.encode_step(events, self._numbers, stats, computed))
+        for name in ended:
+            number = self._numbers.pop(name)
+            del self._names[number]
+            self._watched.pop(number, None)
 
     def _send(self, kind: bytes, text: bytes) -> None:
         # A server that is stopped for a while (Ctrl-Z) is no reason to die of the watchdog.
