@@ -1,0 +1,160 @@
+"""Sharing out a step: nothing idle, nobody beyond its wants, classes and owners by their shares, within the target."""
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from longread.engine import policy
+from longread.engine.policy import LEVELS, PATIENCE, WEIGHTS, Demand, chunks, fit, least_tokens, level_of, share, split
+from longread.spec.cost import StepCost
+
+WANTS = st.lists(st.tuples(st.integers(0, 900), st.sampled_from([1, 4, 8, 16])), max_size=9)
+COST = StepCost(launch=0.010, decode=0.001, context=1e-7, chunk=2e-4, token=2e-4, pair=5e-9)
+
+
+@st.composite
+def demands(draw: st.DrawFn, most: int = 12) -> list[Demand]:
+    made = []
+    for _ in range(draw(st.integers(0, most))):
+        want = draw(st.integers(1, 3000))
+        made.append(
+            Demand(
+                want,
+                want + draw(st.sampled_from([0, 0, 1, 100_000])),
+                draw(st.sampled_from([0, 256, 100_000])),
+                draw(st.integers(0, 2)),
+                draw(st.sampled_from(["", "a", "b", "c"])),
+                draw(st.booleans()),
+            )
+        )
+    return made
+
+
+@given(amount=st.integers(0, 3000), parties=WANTS, turn=st.integers(0, 100))
+def test_a_share_is_all_there_is_and_never_more_than_is_wanted(
+    amount: int, parties: list[tuple[int, int]], turn: int
+) -> None:
+    wants, weights = [want for want, _ in parties], [weight for _, weight in parties]
+    given_ = share(amount, wants, weights, turn)
+    assert all(0 <= got <= want for got, want in zip(given_, wants, strict=True))
+    assert sum(given_) == min(amount, sum(wants))
+    wanting = [i for i, want in enumerate(wants) if want]
+    if amount >= len(wanting):
+        assert all(given_[i] >= 1 for i in wanting)
+    # Weighted max-min: who lacks something got as much a weight as anybody, but for the whole tokens.
+    for i in wanting:
+        if given_[i] < wants[i]:
+            for j in wanting:
+                assert Fraction(given_[i] + 2, weights[i]) >= Fraction(given_[j] - 2, weights[j])
+
+
+@given(count=st.integers(1, 9), amount=st.integers(1, 8), weights=st.data())
+def test_where_there_are_fewer_tokens_than_parties_they_go_around(
+    count: int, amount: int, weights: st.DataObject
+) -> None:
+    heavy = [weights.draw(st.sampled_from(WEIGHTS)) for _ in range(count)]
+    got = [0] * count
+    for turn in range(count):
+        got = [sum(pair) for pair in zip(got, share(amount, [5] * count, heavy, turn), strict=True)]
+    assert min(got) >= 1
+
+
+@given(budget=st.integers(0, 5000), wishes=demands(), turn=st.integers(0, 9))
+def test_a_split_uses_the_budget_and_gives_nobody_too_much(budget: int, wishes: list[Demand], turn: int) -> None:
+    lengths = split(budget, wishes, turn)
+    assert all(0 <= n <= wish.want for n, wish in zip(lengths, wishes, strict=True))
+    assert sum(lengths) == min(budget, sum(wish.want for wish in wishes))
+
+
+@given(wishes=demands(), turn=st.integers(0, 9))
+def test_every_class_and_owner_gets_its_share_of_a_step(wishes: list[Demand], turn: int) -> None:
+    budget = 2048
+    lengths = split(budget, wishes, turn)
+    for level in {wish.level for wish in wishes}:
+        mine = [i for i, wish in enumerate(wishes) if wish.level == level]
+        got, wanted = sum(lengths[i] for i in mine), sum(wishes[i].want for i in mine)
+        claim = budget * WEIGHTS[level] // sum(WEIGHTS)
+        assert got >= min(wanted, claim - 3)
+        owners = {wishes[i].owner for i in mine}
+        for owner in owners:
+            his = [i for i in mine if wishes[i].owner == owner]
+            part = max(1, got // (PATIENCE * len(owners)) - 1)  # one that is patient takes an eighth of its part
+            if got >= len(owners):
+                assert sum(lengths[i] for i in his) >= min(sum(wishes[i].want for i in his), part)
+            # The oldest prompt of each: what makes it certain that all are read in the end.
+            assert lengths[his[0]] >= min(wishes[his[0]].want, sum(lengths[i] for i in his) // PATIENCE)
+
+
+def test_classes_get_what_their_weights_say() -> None:
+    busy = [Demand(10_000, 10_000, level=level) for level in range(len(LEVELS))]
+    lengths = split(2100, busy)
+    assert lengths == pytest.approx([1600, 400, 100], abs=2)
+    assert split(2100, busy[1:]) == pytest.approx([1680, 420], abs=2)
+
+
+def test_an_owner_with_many_prompts_gets_no_more_than_one_with_few() -> None:
+    many = [Demand(5000, 5000, owner="many") for _ in range(9)]
+    lengths = split(1000, [*many, Demand(5000, 5000, owner="few")])
+    assert lengths[-1] == 500 and sum(lengths[:-1]) == 500
+
+
+@pytest.mark.parametrize("owners", [("", ""), ("a", "b")])
+def test_a_patient_book_lets_a_short_prompt_pass_whoever_owns_it(owners: tuple[str, str]) -> None:
+    book, short = (Demand(9000, 100_000, owner=owners[0], patient=True), Demand(3000, 3000, owner=owners[1]))
+    first, second = split(900, [book, short])
+    assert second >= 900 - 900 // PATIENCE - 20 and first >= 900 // (PATIENCE + 1) - 1
+    assert split(900, [Demand(9000, 100_000, owner=owners[0]), short]) == [450, 450]
+
+
+def test_books_of_about_one_length_share_evenly() -> None:
+    books = [Demand(9000, 100_000, owner=name, patient=True) for name in "ab"]
+    assert split(1000, books) == [500, 500]
+
+
+@given(
+    limit=st.integers(1, 4096),
+    wishes=demands(),
+    rows=st.integers(1, 64),
+    target=st.floats(0.001, 2.0),
+    turn=st.integers(0, 9),
+)
+def test_a_step_stays_within_its_target_or_is_as_small_as_it_may_be(
+    limit: int, wishes: list[Demand], rows: int, target: float, turn: int
+) -> None:
+    decodes = (rows, rows * 1000)
+    lengths = fit(limit, wishes, decodes, COST, target, turn)
+    assert all(0 <= n <= wish.want for n, wish in zip(lengths, wishes, strict=True))
+    total, wanted = sum(lengths), sum(wish.want for wish in wishes)
+    assert total <= limit
+    least = min(limit, wanted, least_tokens(COST))
+    assert total >= least
+    if total > least:
+        assert COST.seconds(decodes, chunks(wishes, lengths)) <= target
+    if COST.seconds(decodes, chunks(wishes, split(limit, wishes, turn))) <= target:
+        assert total == min(limit, wanted)
+
+
+@given(wishes=demands(), target=st.floats(0.03, 0.5))
+def test_a_target_is_used_and_not_only_kept(wishes: list[Demand], target: float) -> None:
+    decodes = (4, 4000)
+    lengths = fit(100_000, wishes, decodes, COST, target)
+    total = sum(lengths)
+    more = split(total + total // 8 + 2, wishes)
+    if sum(more) > total > least_tokens(COST):
+        assert COST.seconds(decodes, chunks(wishes, more)) > target
+
+
+def test_without_a_cost_or_a_target_a_step_is_as_large_as_its_limit() -> None:
+    wishes = [Demand(5000, 5000)]
+    assert fit(2048, wishes, (1, 10)) == fit(2048, wishes, (1, 10), COST) == [2048]
+    assert fit(2048, wishes, (1, 10), None, 0.001) == [2048]
+    assert sum(fit(2048, wishes, (1, 10), COST, 0.001)) == least_tokens(COST) == 50
+
+
+def test_a_preempted_request_rises_until_only_its_arrival_counts() -> None:
+    assert [level_of("ingest", n) for n in range(4)] == [2, 1, 0, 0]
+    assert [level_of("batch", n) for n in range(3)] == [1, 0, 0]
+    assert level_of("interactive", 5) == 0
+    assert len(policy.WEIGHTS) == len(policy.BYPASS_FACTORS) == len(LEVELS)
