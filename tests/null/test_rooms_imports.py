@@ -41,6 +41,7 @@ TORCH_FREE_MODULES = (
     "longread.engine.waiting",
     "longread.engine.standing",
     "longread.engine.batch",
+    "longread.engine.virtual",
 )
 HEAVY = {"torch", "transformers"}
 # Where an error of any kind is caught on purpose, and why: these are the edges of a process or of a request.
