@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import longread
+from longread.server.admission import Admission
 from longread.server.app import create_app
 from longread.server.calls import Call
 from longread.server.driver import EngineDriver
@@ -79,7 +80,7 @@ def make_state(
         return (driver.engine_info, driver.stats) if driver.state == "ready" else None
 
     metrics = ServerMetrics(MODEL, read, options.shared)
-    driver = EngineDriver(make, max_num_queued_reqs=options.max_num_queued_reqs, observer=metrics)
+    driver = EngineDriver(make, admission=Admission(options.limits), observer=metrics)
     return ServerState(
         driver, metrics, tokenizer, ENCODINGS[encoding], options, (MODEL,), "0.0.0", observe=observe, shelf=shelf
     )

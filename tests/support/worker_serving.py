@@ -12,6 +12,7 @@ import httpx
 from fake_worker import workers
 from serving import MODEL, fixture_tokenizer, wait_until
 
+from longread.server.admission import Admission
 from longread.server.app import create_app
 from longread.server.driver import EngineDriver
 from longread.server.metrics import ServerMetrics
@@ -50,7 +51,7 @@ def worker_state(made: Workers, options: ServerOptions, restarts: Restarts) -> t
         return engines[-1]
 
     metrics = ServerMetrics(MODEL, lambda: driver.current, options.shared)
-    driver = EngineDriver(make, max_num_queued_reqs=options.max_num_queued_reqs, observer=metrics, restarts=restarts)
+    driver = EngineDriver(make, admission=Admission(options.limits), observer=metrics, restarts=restarts)
     tokenizer = fixture_tokenizer()
     return ServerState(driver, metrics, tokenizer, ENCODINGS["v3.1"], options, (MODEL,), "0.0.0"), engines
 

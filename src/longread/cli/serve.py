@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from longread.cli.checkpoint import BUNDLED, locate
 from longread.cli.engine_flags import add_memory_flags, add_serving_flags, options_from
+from longread.cli.limit_flags import add_limit_flags, limits_from
 from longread.cli.parser import Parser, UsageError, shorten, whole
 from longread.server.options import ServerOptions
 from longread.spec.config import EngineOptions, parse_bytes
@@ -47,6 +48,7 @@ def add_parser(commands: "_SubParsersAction[Parser]", name: str) -> None:
         help="an engine that takes longer over one step hangs and is started again; 0: never",
     )
     _add_http(parser)
+    add_limit_flags(parser)
     add_chat_flags(parser)
     parser.set_defaults(run=run, parser=parser)
 
@@ -66,9 +68,6 @@ def _add_http(parser: Parser) -> None:
     )
     group.add_argument(
         "--served-model-name", nargs="+", metavar="NAME", help="names a request may use; default: the folder's name"
-    )
-    group.add_argument(
-        "--max-num-queued-reqs", type=whole, default=1024, metavar="N", help="requests that may wait; more get 503"
     )
     group.add_argument("--max-body-bytes", default="64MiB", metavar="SIZE", help="largest request body; more gets 413")
     group.add_argument(
@@ -125,7 +124,7 @@ def server_options(args: argparse.Namespace) -> ServerOptions:
         port=args.port,
         served_model_name=tuple(args.served_model_name or ()),
         api_key=(*args.api_key, *_read_keys(args.api_key_file)),
-        max_num_queued_reqs=args.max_num_queued_reqs,
+        limits=limits_from(args),
         max_body_bytes=parse_bytes("max_body_bytes", args.max_body_bytes),
         shutdown_timeout=args.shutdown_timeout,
         step_timeout=args.step_timeout,

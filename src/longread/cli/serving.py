@@ -19,6 +19,7 @@ from longread.kv.disk.store import DiskStore
 from longread.kv.shelf import LateShelf
 from longread.plan.machine import probe_machine
 from longread.plan.resolve import resolve
+from longread.server.admission import Admission
 from longread.server.app import create_app
 from longread.server.driver import EngineDriver
 from longread.server.metrics import ServerMetrics
@@ -67,7 +68,7 @@ def serve_checkpoint(
     workers = Workers(COMMAND, task_of(resolved), step_timeout=http.step_timeout)
     driver = EngineDriver(
         lambda: _with_shelf(workers.make(), resolved, shelf),
-        max_num_queued_reqs=http.max_num_queued_reqs,
+        admission=Admission(http.limits, resolved.slo),
         observer=metrics,
         restarts=Restarts(),
     )
@@ -76,6 +77,7 @@ def serve_checkpoint(
 
     def on_ready(info: EngineInfo) -> None:
         _say(memory_line(resolved.memory, info))
+        _say(f"  queue: {driver.admission.told(info, driver.stats.step_cost)}")
         _say(ready_line(replace(info, model=names[0]), address))
 
     # A large vocabulary takes a second to load again; until then the slower library serves.

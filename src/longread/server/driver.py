@@ -23,6 +23,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
+from longread.server.admission import Admission
+from longread.server.deadlines import Deadlines
+from longread.server.ends import broken_error, failed_event, overflow_error, restarting_error, shutting_down_error
 from longread.server.restarts import Restarts
 from longread.spec.engine import (
     Engine,
@@ -35,10 +38,9 @@ from longread.spec.engine import (
     TokenEvent,
 )
 from longread.spec.errors import (
+    AdmissionError,
     CrashLoopError,
-    EngineFailedError,
     EngineLostError,
-    InvalidRequestError,
     LongreadError,
     OverloadedError,
     RequestError,
@@ -73,11 +75,17 @@ class Observer(Protocol):
         ...
 
     def finish(self, event: FinishEvent, reason: str) -> None:
-        """A request ended; ``reason`` is the event's, or "stop" where a stop string ended it."""
+        """A request ended; ``reason`` is the event's, or "stop" where a stop string ended it, or the name of the limit
+        for which the server gave it up.
+        """
         ...
 
-    def rejected(self, count: int) -> None:
-        """So many requests were refused because the queue was full."""
+    def accepted(self, count: int) -> None:
+        """So many requests were accepted; each ends once."""
+        ...
+
+    def rejected(self, count: int, reason: str) -> None:
+        """So many requests were refused, since there was no room."""
         ...
 
     def lost(self) -> None:
@@ -109,6 +117,11 @@ class Subscription:
         events, self._events = self._events, []
         return events
 
+    @property
+    def unread(self) -> int:
+        """Events that nobody has taken."""
+        return len(self._events)
+
     def push(self, event: Event) -> None:
         """Add an event; ``wake`` hands it over."""
         self._events.append(event)
@@ -126,7 +139,8 @@ class _Live:
     request: GenerationRequest
     subscription: Subscription
     last_token: float | None = None
-    dropped: str | None = None  # why later tokens are dropped: "stop" or "cancelled"
+    dropped: str | None = None  # why later tokens are dropped: "stop", "cancelled", or the limit that it met
+    told: bool = False  # its caller knows its end; the engine's is only booked
 
 
 @dataclass(slots=True, eq=False)
@@ -169,8 +183,7 @@ _Command = GenerationRequest | _Cancel | _Close | _Refresh | _Settled | _Explain
 class EngineDriver:
     """Owns the engine thread. ``make`` loads the engine on that thread; until it returns, requests are refused (503).
 
-    ``max_num_queued_reqs``: requests accepted beyond those the engine runs at once, None: unlimited. ``restarts``: when
-    an engine that is lost is made again; None: never.
+    ``admission`` decides what is accepted. ``restarts``: when an engine that is lost is made again; None: never.
     All methods but ``stats`` belong to the loop thread that called ``start``.
     """
 
@@ -178,12 +191,13 @@ class EngineDriver:
         self,
         make: Callable[[], Engine],
         *,
-        max_num_queued_reqs: int | None = None,
+        admission: Admission | None = None,
         observer: Observer | None = None,
         restarts: Restarts | None = None,
     ):
         self._make = make
-        self._max_num_queued_reqs = max_num_queued_reqs
+        self.admission = admission or Admission()
+        self._deadlines = Deadlines(self._give_up)
         self._observer = observer
         self._restarts = restarts
         self._load_seconds = 0.0  # of the last engine
@@ -244,33 +258,33 @@ class EngineDriver:
         self._engine.validate(request)
 
     def submit(self, requests: Sequence[GenerationRequest]) -> Subscription:
-        """Queue validated requests, all or none. Raises OverloadedError, EngineFailedError, or InvalidRequestError for
-        more than can ever be held.
+        """Queue validated requests, all or none. Raises what ``Admission.admit`` raises, OverloadedError while there is
+        no engine, and EngineFailedError.
         """
         info = self.engine_info
-        if self._max_num_queued_reqs is not None:
-            most = info.max_num_seqs + self._max_num_queued_reqs
-            if len(requests) > most:
-                raise InvalidRequestError(
-                    f"the request asks for {len(requests)} answers at once, but this server holds at most {most} "
-                    f"(max_num_seqs {info.max_num_seqs}, max_num_queued_reqs {self._max_num_queued_reqs}): lower n",
-                    param="n",
-                )
-            room = info.max_num_seqs + self._max_num_queued_reqs - len(self._live)
-            if len(requests) > room:
-                if self._observer is not None:
-                    self._observer.rejected(len(requests))
-                raise OverloadedError(
-                    f"the queue is full: {len(self._live)} requests are in flight, max_num_seqs is {info.max_num_seqs} "
-                    f"and max_num_queued_reqs is {self._max_num_queued_reqs}; try again later",
-                    code="queue_full",
-                )
+        try:
+            self.admission.admit(requests, info, self.stats.step_cost)
+        except AdmissionError as error:
+            if self._observer is not None:
+                self._observer.rejected(len(requests), error.code or "")
+            raise
+        if self._observer is not None:
+            self._observer.accepted(len(requests))
         subscription = Subscription(requests)
         for request in requests:
             self._live[request.request_id] = _Live(request, subscription)
             self._put(request)
+            self._follow(request, info)
         self._idle.clear()
         return subscription
+
+    def _follow(self, request: GenerationRequest, info: EngineInfo) -> None:
+        """Start its time limits, and watch its progress where that matters."""
+        limits, progress = self.admission.limits, None
+        if limits.queue_timeout is not None or self.admission.wants_progress(request, info):
+            progress = self.watch(request.request_id)
+            self.admission.follow(request.request_id, progress)
+        self._deadlines.start(request.request_id, limits, progress)
 
     def watch(self, request_id: str) -> "Watch":
         """Follow how far a submitted request's prompt is, step by step until it ends."""
@@ -324,7 +338,7 @@ class EngineDriver:
         # A load cannot be interrupted from here: the thread finds the command when it ends.
         if not loading:
             await asyncio.to_thread(self.join, JOIN_SECONDS)
-        self._end_all(_shutting_down)
+        self._end_all(shutting_down_error)
         self._loaded.set()
 
     def join(self, seconds: float) -> None:
@@ -345,19 +359,35 @@ class EngineDriver:
 
     def _check_serving(self) -> None:
         if self.state == "restarting":
-            raise _restarting(self._next_engine)
+            raise restarting_error(self._next_engine)
         if self.state == "loading":
             raise OverloadedError("the model is still loading: wait until /ready answers 200", code="model_loading")
         if self.state in ("closing", "closed"):
-            raise _shutting_down()
+            raise shutting_down_error()
         if self.state == "failed":
-            raise _broken(self.error)
+            raise broken_error(self.error)
 
     def _drop(self, request_id: str, why: str) -> None:
         live = self._live.get(request_id)
         if live is not None and live.dropped is None:
             live.dropped = why
             self._put(_Cancel(request_id))
+
+    def _give_up(self, request_id: str, error: RequestError, why: str) -> None:
+        """End a request for its caller now. Its slot is free when the engine has ended it, too."""
+        live = self._live.get(request_id)
+        if live is None or live.told:
+            return
+        self._drop(request_id, why)
+        live.dropped, live.told = why, True
+        live.subscription.refusals[request_id] = error
+        live.subscription.push(failed_event(live.request, error))
+        live.subscription.wake()
+
+    def _overflowing(self, subscription: Subscription) -> None:
+        error = overflow_error(subscription.unread, self.admission.limits.max_stream_buffer)
+        for request_id in subscription.choice:
+            self._give_up(request_id, error, "slow_reader")
 
     # Loop side: called by the engine thread through call_soon_threadsafe, in order.
 
@@ -372,31 +402,41 @@ class EngineDriver:
                     continue
                 if self._observer is not None:
                     self._observer.token(None if live.last_token is None else at - live.last_token)
+                if live.last_token is None:
+                    self.admission.first_token(event.request_id)
+                    self._deadlines.first_token(event.request_id)
                 live.last_token = at
             else:
                 self._ended(event, live)
+                if live.told:
+                    continue
             live.subscription.push(event)
             woken[id(live.subscription)] = live.subscription
         for subscription in woken.values():
             subscription.wake()
+            if subscription.unread > self.admission.limits.max_stream_buffer:
+                self._overflowing(subscription)
 
     def _ended(self, event: FinishEvent, live: _Live) -> None:
         del self._live[event.request_id]
+        self.admission.ended(event)
+        self._deadlines.end(event.request_id)
         if self._watches:
             self._watches = tuple(watch for watch in self._watches if watch.request_id != event.request_id)
         if not self._live:
             self._idle.set()
         if self._observer is not None:
-            reason = live.dropped if live.dropped is not None and event.reason == "cancelled" else event.reason
-            self._observer.finish(event, reason)
+            known = live.told or event.reason == "cancelled"
+            self._observer.finish(event, live.dropped if known and live.dropped is not None else event.reason)
 
     def _refuse(self, request_id: str, error: RequestError) -> None:
         """End a request that the engine does not know."""
         live = self._live.get(request_id)
         if live is None:
             return
-        live.subscription.refusals[request_id] = error
-        self._deliver([_failed(live.request, error)], time.monotonic())
+        if not live.told:
+            live.subscription.refusals[request_id] = error
+        self._deliver([failed_event(live.request, error)], time.monotonic())
 
     def _end_all(self, make_error: Callable[[], RequestError]) -> None:
         for request_id in list(self._live):
@@ -412,21 +452,22 @@ class EngineDriver:
 
     def _broke(self, error: BaseException) -> None:
         self.state, self.error = "failed", error
-        self._end_all(lambda: _broken(error))
+        self._end_all(lambda: broken_error(error))
         self._loaded.set()
         self._over.set()
 
     def _lost(self, next_engine: float | None) -> None:
         """The engine is gone. ``next_engine``: monotonic time at which another may be there; None: none will."""
         if next_engine is None:
-            self._end_all(_shutting_down)
+            self._end_all(shutting_down_error)
             return
         if self.state == "ready":
             self.state = "restarting"
         self._next_engine = next_engine
+        self.admission.lost()
         if self._observer is not None:
             self._observer.lost()
-        self._end_all(lambda: _restarting(next_engine))
+        self._end_all(lambda: restarting_error(next_engine))
         self._commands.put(_Settled())
 
     # Engine side.
@@ -555,35 +596,3 @@ class EngineDriver:
 def _answer(future: "asyncio.Future[Standing | None]", standing: Standing | None) -> None:
     if not future.done():
         future.set_result(standing)
-
-
-def _shutting_down() -> OverloadedError:
-    return OverloadedError("the server is shutting down: ask another one, or try again later", code="shutting_down")
-
-
-def _restarting(next_engine: float) -> OverloadedError:
-    """``next_engine``: monotonic time at which the next one may be there."""
-    return OverloadedError(
-        "the engine ended and is being started again: send the request again, as soon as /ready answers 200",
-        code="engine_restarting",
-        retry_after=next_engine - time.monotonic(),
-    )
-
-
-def _broken(error: BaseException | None) -> EngineFailedError:
-    """What clients are told: not the error's text, which may name this machine's files."""
-    return EngineFailedError(
-        f"the engine has failed ({type(error).__name__}) and must be restarted; the server's log says why",
-        code="engine_failed",
-    )
-
-
-def _failed(request: GenerationRequest, error: RequestError) -> FinishEvent:
-    return FinishEvent(
-        request_id=request.request_id,
-        reason="failed",
-        prompt_tokens=len(request.prompt),
-        completion_tokens=0,
-        cached_tokens=0,
-        error=error.message,
-    )

@@ -14,6 +14,8 @@ from longread.spec.config import parse_tokens
 from longread.spec.errors import ConfigError
 
 DAY = 86400
+LEAST_BUFFER = 256
+TIMEOUTS = ("queue_timeout", "ttft_timeout", "request_timeout")  # of an accepted request, from then on
 _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 _NONE = ("none", "off")
 
@@ -45,9 +47,11 @@ class Limits:
             )
         if self.max_num_queued_tokens is not None and self.max_num_queued_tokens < 1:
             raise ConfigError(f"max_num_queued_tokens: {self.max_num_queued_tokens} is below 1: nothing would be taken")
-        if self.max_stream_buffer < 1:
-            raise ConfigError(f"max_stream_buffer: {self.max_stream_buffer} is below 1 token")
-        for name in ("queue_timeout", "ttft_timeout", "request_timeout", "stream_timeout"):
+        if self.max_stream_buffer < LEAST_BUFFER:
+            raise ConfigError(
+                f"max_stream_buffer: {self.max_stream_buffer} is below {LEAST_BUFFER} tokens: so many may come at once"
+            )
+        for name in (*TIMEOUTS, "stream_timeout"):
             value = getattr(self, name)
             if value is not None and not 0 < value <= DAY:  # also refuses nan
                 raise ConfigError(f"{name}: {value} is not above 0 and at most {DAY} seconds; none turns it off")
@@ -66,7 +70,7 @@ def from_mapping(values: Mapping[str, object], base: Limits | None = None) -> Li
             hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
             raise ConfigError(f"unknown limit {given[:64]!r}; {hint}")
         changed[name] = parse_seconds(name, value) if name.endswith("_timeout") else parse_count(name, value)
-    if changed.get("max_stream_buffer", 1) is None:
+    if changed.get("max_stream_buffer", LEAST_BUFFER) is None:
         raise ConfigError("max_stream_buffer: without a limit, one client that does not read could fill the memory")
     return replace(base or Limits(), **changed)  # type: ignore[arg-type]
 

@@ -6,19 +6,22 @@ Gauges and counters of the engine are read when scraped, by a collector over the
 observed as tokens and ends arrive. Every server has its own registry: nothing is global.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
+from longread.server.admission import REASONS
 from longread.server.calls import Call, told_reason
 from longread.server.clock import PARTS
+from longread.server.limits import TIMEOUTS
 from longread.spec.engine import EngineInfo, EngineStats, FinishEvent
 from longread.spec.reuse import MISS_REASONS
 
 PREFIX = "longread:"
+SLOW_READERS = ("time", "buffer")  # stream_timeout, max_stream_buffer
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 # Seconds. The long ends are for documents: a cold prompt of a million tokens takes minutes.
@@ -107,6 +110,11 @@ _GAUGES = {
     "num_requests_loading": "Waiting requests whose pages are on the way from host memory or disk.",
     "host_cache_bytes": "Size of the host tier.",
     "host_cache_used_bytes": "Bytes of the host tier in use.",
+}
+_QUEUE_GAUGES = {
+    "num_queued_tokens": "Prompt tokens of accepted requests that are still to be computed.",
+    "predicted_queue_seconds": "What an interactive prompt of 4,096 tokens would wait for others now, as predicted.",
+    "max_num_queued_tokens": "Prompt tokens that may come before an interactive prompt, as given or by --slo ttft=.",
 }
 _COUNTERS = {
     "prefix_cache_queries": "Prompt tokens looked up in the prefix cache.",
@@ -233,18 +241,45 @@ class ServerMetrics:
         )
         self._parts = {part: parts.labels(model_name=model_name, part=part) for part in PARTS}
         self._model_name = model_name
+        self._queue_gauges: dict[str, Gauge] = {}
         self._success = Counter(
             PREFIX + "request_success",
             "Requests that ended, by reason.",
             ["model_name", "finished_reason"],
             registry=self.registry,
         )
-        self._rejections = Counter(
-            PREFIX + "admission_rejections",
-            "Requests refused because the queue was full.",
+        for name, text in _QUEUE_GAUGES.items():
+            self._queue_gauges[name] = Gauge(PREFIX + name, text, ["model_name"], registry=self.registry)
+        self._accepted = Counter(
+            PREFIX + "requests_accepted",
+            "Requests that were accepted; each ends once and is in request_success then.",
             ["model_name"],
             registry=self.registry,
         ).labels(model_name=model_name)
+        self._rejections = Counter(
+            PREFIX + "admission_rejections",
+            "Requests refused because too much waits, by the limit.",
+            ["model_name", "reason"],
+            registry=self.registry,
+        )
+        self._timeouts = Counter(
+            PREFIX + "request_timeouts",
+            "Accepted requests that were given up, by the time limit.",
+            ["model_name", "timeout"],
+            registry=self.registry,
+        )
+        self._slow_readers = Counter(
+            PREFIX + "slow_readers",
+            "Answers cut off because their clients did not read: for too much time, or too much in the buffer.",
+            ["model_name", "reason"],
+            registry=self.registry,
+        )
+        for reason in REASONS:  # a rate needs the 0 before the first one
+            self._rejections.labels(model_name=model_name, reason=reason)
+        for timeout in TIMEOUTS:
+            self._timeouts.labels(model_name=model_name, timeout=timeout.removesuffix("_timeout"))
+        for reason in SLOW_READERS:
+            self._slow_readers.labels(model_name=model_name, reason=reason)
         self._lost = Counter(
             PREFIX + "engine_restarts",
             "Times that the engine died and was started again.",
@@ -266,13 +301,17 @@ class ServerMetrics:
     def finish(self, event: FinishEvent, reason: str) -> None:
         """A request ended. Times count only where a token came, end-to-end and decode only where it ended itself."""
         self._success.labels(model_name=self._model_name, finished_reason=reason).inc()
+        if reason in TIMEOUTS:
+            self._timeouts.labels(model_name=self._model_name, timeout=reason.removesuffix("_timeout")).inc()
+        if reason == "slow_reader":
+            self.slow_reader("buffer")
         times = event.times
         if not times.first_token:
             return
         self._ttft.observe(times.first_token - times.arrived)
         self._queue.observe(times.scheduled - times.arrived)
         self._prefill.observe(times.first_token - times.scheduled)
-        if reason in ("cancelled", "failed"):
+        if reason not in ("stop", "length"):
             return
         self._decode.observe(times.finished - times.first_token)
         self._e2e.observe(times.finished - times.arrived)
@@ -290,9 +329,23 @@ class ServerMetrics:
             if seconds is not None:
                 self._parts[part].observe(max(0.0, seconds))
 
-    def rejected(self, count: int) -> None:
-        """``count`` requests met a full queue."""
-        self._rejections.inc(count)
+    def queue(self, outlook: Mapping[str, float | None]) -> None:
+        """The admission's gauges, before they are scraped; what is not known is left out."""
+        for name, value in outlook.items():
+            if value is not None:
+                self._queue_gauges[name].labels(model_name=self._model_name).set(value)
+
+    def accepted(self, count: int) -> None:
+        """``count`` requests were accepted."""
+        self._accepted.inc(count)
+
+    def rejected(self, count: int, reason: str) -> None:
+        """``count`` requests met a limit."""
+        self._rejections.labels(model_name=self._model_name, reason=reason).inc(count)
+
+    def slow_reader(self, reason: str) -> None:
+        """A client was cut off; ``reason`` is one of SLOW_READERS."""
+        self._slow_readers.labels(model_name=self._model_name, reason=reason).inc()
 
     def lost(self) -> None:
         """The engine died; it is started again."""

@@ -4,8 +4,9 @@ Knows: names, limits and defaults. Must not know: engine options, argument parsi
 """
 
 import ipaddress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from longread.server.limits import Limits
 from longread.spec.errors import ConfigError
 
 MEBIBYTE = 1 << 20
@@ -17,8 +18,9 @@ class ServerOptions:
     """Frozen; names as the command line's. Raises ConfigError for a value that cannot work.
 
     ``served_model_name``: what a request's ``model`` may be, the first is the one reported; empty: the engine's name.
-    ``api_key``: accepted keys, empty: no check. ``max_num_queued_reqs``: requests beyond the running ones, None: no
-    limit. ``max_body_bytes`` bounds a request body, ``shutdown_timeout`` (seconds) how long open requests may go on.
+    ``api_key``: accepted keys, empty: no check. ``limits``: what is taken on, and for how long, at first: they may be
+    replaced while the server runs. ``max_body_bytes`` bounds a request body, ``shutdown_timeout`` (seconds) how long
+    open requests may go on.
     ``step_timeout``: seconds of one step after which the engine counts as hung; 0: never.
     ``allowed_origins``: CORS is off unless it names origins.
     """
@@ -27,7 +29,7 @@ class ServerOptions:
     port: int = 8000
     served_model_name: tuple[str, ...] = ()
     api_key: tuple[str, ...] = ()
-    max_num_queued_reqs: int | None = 1024
+    limits: Limits = field(default_factory=Limits)
     max_body_bytes: int = 64 * MEBIBYTE
     shutdown_timeout: float = 10.0
     step_timeout: float = 120.0
@@ -36,10 +38,6 @@ class ServerOptions:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port: {self.port} is not in 0..65535")
-        if self.max_num_queued_reqs is not None and self.max_num_queued_reqs < 0:
-            raise ConfigError(
-                f"max_num_queued_reqs: {self.max_num_queued_reqs} is negative; 0 refuses all that cannot run at once"
-            )
         if self.max_body_bytes < 1024:
             raise ConfigError(f"max_body_bytes: {self.max_body_bytes} is below 1024, no request would fit")
         if not 0 <= self.shutdown_timeout <= DAY:  # also refuses nan

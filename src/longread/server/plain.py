@@ -59,7 +59,12 @@ async def model(request: Request) -> Response:
 
 async def metrics(request: Request) -> Response:
     """GET /metrics: Prometheus text, made off the loop."""
-    body = await asyncio.to_thread(state_of(request).metrics.render)
+    state = state_of(request)
+    current = state.driver.current
+    if current is not None:
+        info, stats = current
+        state.metrics.queue(state.driver.admission.outlook(info, stats.step_cost))
+    body = await asyncio.to_thread(state.metrics.render)
     return Response(body, headers={"Content-Type": CONTENT_TYPE})
 
 

@@ -37,6 +37,8 @@
         ├── PayloadTooLargeError     413
         ├── HeadTooLargeError        431
         ├── OverloadedError          503
+        │   └── AdmissionError       429, not accepted now; says when to try again
+        ├── DeadlineError            504, accepted, but not done in the time that the server gives
         └── EngineFailedError        500, the request failed inside the engine
 
 User input never meets ``assert``; internal invariants do.
@@ -232,6 +234,20 @@ class OverloadedError(RequestError):
     ):
         super().__init__(message, param, code)
         self.retry_after = retry_after
+
+
+class AdmissionError(OverloadedError):
+    """A request was not accepted: too much waits. ``code`` says which limit it met."""
+
+    status = 429
+    kind = "rate_limit_error"
+
+
+class DeadlineError(RequestError):
+    """The server's time limit for a request passed; ``code`` says which one."""
+
+    status = 504
+    kind = "timeout_error"
 
 
 class EngineFailedError(RequestError):

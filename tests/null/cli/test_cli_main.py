@@ -190,7 +190,7 @@ def test_serve_options_become_engine_and_server_options(tmp_path: Path) -> None:
     assert (options.enable_prefix_caching, options.seed, options.served_model_name) == (False, 9, "a")
     http = server_options(args)
     assert http.api_key == ("zero", "one", "two")
-    assert (http.served_model_name, http.port, http.max_num_queued_reqs) == (("a", "b"), 0, 0)
+    assert (http.served_model_name, http.port, http.limits.max_num_queued_reqs) == (("a", "b"), 0, 0)
     assert http.max_body_bytes == 2**20
 
 

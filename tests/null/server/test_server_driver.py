@@ -8,8 +8,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from longread.server.admission import Admission
 from longread.server.driver import EngineDriver, Subscription
 from longread.server.fake import FakeEngine
+from longread.server.limits import Limits
 from longread.spec.engine import Event, FinishEvent, GenerationRequest, SamplingParams, TokenEvent
 from longread.spec.errors import ConfigError, ContextLengthError, EngineFailedError, OverloadedError, RequestError
 
@@ -127,7 +129,9 @@ def test_the_fake_engine_accepts_what_the_real_one_accepts() -> None:
 
 async def test_the_queue_limit_refuses_all_or_none() -> None:
     gate = threading.Semaphore(0)
-    async with driving(FakeEngine(gate=gate, max_num_seqs=2), max_num_queued_reqs=1) as driver:
+    async with driving(
+        FakeEngine(gate=gate, max_num_seqs=2), admission=Admission(Limits(max_num_queued_reqs=1))
+    ) as driver:
         subscription = driver.submit([request("a", 1), request("b", 1)])
         with pytest.raises(OverloadedError, match="max_num_queued_reqs is 1"):
             driver.submit([request("c", 1), request("d", 1)])

@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from serving import MODEL, Serving, serving, wait_until
 
 from longread.server import body, protocol
+from longread.server.limits import Limits
 from longread.server.options import ServerOptions
 
 pytestmark = pytest.mark.anyio
@@ -322,7 +323,10 @@ def test_metrics_parse_and_count(server: Serving, http: httpx.Client) -> None:
     for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "memory_predicted_bytes"):
         assert after[f"longread:{name}{MODEL}"] == 0
     assert f"longread:prefix_cache_queries_total{MODEL}" in after
-    assert f"longread:admission_rejections_total{MODEL}" in after
+    for reason in ("queue_full", "queued_tokens", "predicted_wait", "deadline"):
+        assert after["longread:admission_rejections_total" + "".join(sorted((MODEL, reason)))] == 0
+    assert grown(f"longread:requests_accepted_total{MODEL}") == 3
+    assert after[f"longread:num_queued_tokens{MODEL}"] == 0
 
 
 def test_many_prompts_in_one_call_are_bounded(http: httpx.Client) -> None:
@@ -395,9 +399,9 @@ def test_a_loading_server_answers_503_and_then_serves() -> None:
         assert http.post(CHAT, json=HELLO).status_code == 200
 
 
-def test_a_full_queue_is_a_503_with_retry_after() -> None:
+def test_a_full_queue_is_a_429_with_retry_after() -> None:
     gate = threading.Semaphore(0)
-    options = ServerOptions(max_num_queued_reqs=1)
+    options = ServerOptions(limits=Limits(max_num_queued_reqs=1))
     with serving(options=options, gate=gate, max_num_seqs=1) as running, httpx.Client(base_url=running.url) as http:
         answers: list[int] = []
         waiting = [
@@ -408,9 +412,12 @@ def test_a_full_queue_is_a_503_with_retry_after() -> None:
             thread.start()
         assert wait_until(lambda: running.pending() == 2)
         response = http.post(CHAT, json=HELLO)
-        assert error_of(response, 503)["code"] == "queue_full"
+        assert error_of(response, 429)["code"] == "queue_full"
         assert response.headers["Retry-After"] == "1"
-        assert 'longread:admission_rejections_total{model_name="fake"} 1.0' in http.get("/metrics").text
+        assert (
+            'longread:admission_rejections_total{model_name="fake",reason="queue_full"} 1.0'
+            in http.get("/metrics").text
+        )
         gate.release(1000)
         for thread in waiting:
             thread.join(10)
@@ -419,7 +426,7 @@ def test_a_full_queue_is_a_503_with_retry_after() -> None:
 
 def test_more_choices_than_the_server_ever_holds_are_the_requests_fault() -> None:
     with (
-        serving(options=ServerOptions(max_num_queued_reqs=1), max_num_seqs=1) as running,
+        serving(options=ServerOptions(limits=Limits(max_num_queued_reqs=1)), max_num_seqs=1) as running,
         httpx.Client(base_url=running.url) as http,
     ):
         error = error_of(http.post(CHAT, json=HELLO | {"n": 3}), 400)
@@ -530,7 +537,7 @@ async def test_requests_with_random_disconnects_leave_nothing(server: Serving) -
 def test_options_refuse_what_cannot_work() -> None:
     from longread.spec.errors import ConfigError
 
-    for bad in ({"port": 70000}, {"max_body_bytes": 3}, {"max_num_queued_reqs": -1}, {"api_key": (" ",)}):
+    for bad in ({"port": 70000}, {"max_body_bytes": 3}, {"api_key": (" ",)}):
         with pytest.raises(ConfigError, match=next(iter(bad))):
             ServerOptions(**bad)
     assert not ServerOptions().exposed

@@ -1,0 +1,303 @@
+"""Whether a request is accepted: decided before any work is done for it, from what waits and what a step costs.
+
+Pure: knows limits, counts and seconds that others measured; must not know clocks, threads or HTTP. What is refused
+leaves nothing behind. A refusal names the limit and the value, and says when there will be room as far as the step cost
+can tell.
+
+The wait of a new prompt is predicted as the time in which the prompts that come before it are read, beside what decodes
+now, and, where no slot is free, the time until enough of the running requests end. Under ``--slo ttft=`` an interactive
+request may wait for others as long as the target, or as long as its own prompt takes to read where that is longer: a
+short prompt is never refused because a book is being read, since it passes the book, and a book is not refused because
+of a target that it cannot meet alone.
+"""
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from longread.server.backlog import MAX_KNOWN_PAGES, Backlog, KnownPages, Progress, Unread
+from longread.server.limits import TIMEOUTS, Limits
+from longread.spec.config import Slo
+from longread.spec.cost import StepCost
+from longread.spec.engine import EngineInfo, FinishEvent, GenerationRequest, class_of
+from longread.spec.errors import AdmissionError, InvalidRequestError
+from longread.spec.state import PAGE_TOKENS
+
+logger = logging.getLogger("longread.server")
+
+REASONS = ("queue_full", "queued_tokens", "predicted_wait", "deadline")
+REFERENCE_TOKENS = 4096  # the prompt that rates are told for; longer ones are read more slowly
+LEAST_TOKENS = 32  # prompt tokens that a step carries whatever its target is, as in engine/policy
+MAX_RETRY_SECONDS = 600
+HOLD_RATE = 0.1  # weight of the newest ended request in the mean time that one keeps its slot
+TOLD_CHANGE = 0.25  # of a derived limit: more is worth a line in the log
+PROGRESS_STEPS = 4  # a prompt of more steps than that is followed while it is read
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast prompts are read: with steps of ``budget`` tokens that cost ``cost``, beside ``decodes`` (rows, tokens
+    of their contexts), no longer than ``tpot`` seconds where something decodes.
+    """
+
+    cost: StepCost
+    budget: int
+    decodes: tuple[int, int] = (0, 0)
+    tpot: float | None = None
+
+    def rate(self) -> float:
+        """Prompt tokens a second; ``inf`` where nothing costs time."""
+        prefix = REFERENCE_TOKENS // 2
+        tokens = max(self.budget - self.decodes[0], 1)
+        beside = self.cost.seconds(self.decodes)
+        if self.tpot is not None and self.decodes[0]:
+            within = self.cost.tokens_within(self.tpot - beside, prefix)
+            tokens = int(min(tokens, max(within, LEAST_TOKENS)))
+        seconds = self.cost.seconds(self.decodes, [(tokens, prefix)])
+        return tokens / seconds if seconds > 0 else math.inf
+
+
+class Admission:
+    """The books of what was accepted, and the decision. ``slo``: the targets that the engine was given. ``limits`` may
+    be replaced at any time; what is in flight stays.
+    """
+
+    def __init__(self, limits: Limits | None = None, slo: Slo | None = None):
+        self.limits = limits or Limits()
+        self._slo = slo or Slo()
+        self._backlog = Backlog()
+        self._known = KnownPages()
+        self._caching = True
+        self._reading: dict[str, int] = {}  # requests that have their first token, with the tokens of their prompt
+        self._context = 0  # of those, together
+        self._hold: float | None = None  # mean seconds that a request keeps its slot
+        self._told: int | None = None  # prompt tokens that fit the TTFT target, as last said
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that were accepted and have not ended."""
+        return len(self._backlog) + len(self._reading)
+
+    @property
+    def queued_tokens(self) -> int:
+        """Prompt tokens of accepted requests that are still to be computed."""
+        return self._backlog.tokens
+
+    def admit(self, requests: Sequence[GenerationRequest], info: EngineInfo, cost: StepCost | None) -> None:
+        """Accept one call's requests, all or none; ``cost``: what a step costs as known now, None: not known.
+
+        Raises AdmissionError, which says when to try again, and InvalidRequestError for more than can ever be held.
+        """
+        self._known.limit = min(info.num_pages, MAX_KNOWN_PAGES)
+        unread = self._unread(requests)
+        self._check_count(len(requests), info, cost)
+        self._check_tokens(info, cost)
+        self._check_wait(unread, info, cost)
+        for request, each in zip(requests, unread, strict=True):
+            self._backlog.add(request.request_id, each)
+            if each.hashed is not None:
+                self._known.add(each.hashed.hashes)
+        self._tell_change(info, cost)
+
+    def wants_progress(self, request: GenerationRequest, info: EngineInfo) -> bool:
+        """Whether it matters how far an accepted request's prompt is before it is read."""
+        unread = self._backlog.get(request.request_id)
+        return unread is not None and unread.tokens > PROGRESS_STEPS * info.max_num_batched_tokens
+
+    def follow(self, request_id: str, progress: Progress) -> None:
+        """From where to learn how far an accepted request's prompt is."""
+        unread = self._backlog.get(request_id)
+        if unread is not None:
+            unread.progress = progress
+
+    def first_token(self, request_id: str) -> None:
+        """A request's prompt is read."""
+        unread = self._backlog.pop(request_id)
+        if unread is not None:
+            self._reading[request_id] = unread.prompt
+            self._context += unread.prompt
+
+    def ended(self, event: FinishEvent) -> None:
+        """A request ended, however."""
+        unread = self._backlog.pop(event.request_id)
+        if unread is not None and unread.hashed is not None:
+            read = unread.progress.tokens if unread.progress is not None else 0
+            if not event.times.first_token:
+                self._known.forget(unread.hashed.hashes[max(read, unread.prompt - unread.tokens) // PAGE_TOKENS :])
+        self._context -= self._reading.pop(event.request_id, 0)
+        if event.reuse is not None and event.reuse.reason == "caching off":
+            self._caching = False
+            self._known.clear()
+        held = event.times.finished - event.times.scheduled
+        if event.times.scheduled and held >= 0:
+            self._hold = held if self._hold is None else self._hold + HOLD_RATE * (held - self._hold)
+
+    def lost(self) -> None:
+        """The engine is gone, with all that it had read."""
+        self._known.clear()
+        self._hold = None
+
+    def predicted_wait(self, info: EngineInfo, cost: StepCost | None) -> float | None:
+        """Seconds that an interactive prompt of ``REFERENCE_TOKENS`` would wait for others; None: nobody knows."""
+        if cost is None:
+            return None
+        return self._wait([Unread("interactive", "", REFERENCE_TOKENS, REFERENCE_TOKENS)], info, cost)[0]
+
+    def outlook(self, info: EngineInfo, cost: StepCost | None) -> dict[str, float | None]:
+        """The gauges of the queue by name; None where nobody knows."""
+        given = self.limits.max_num_queued_tokens
+        return {
+            "num_queued_tokens": self.queued_tokens,
+            "predicted_queue_seconds": self.predicted_wait(info, cost),
+            "max_num_queued_tokens": given if given is not None else self._derived(info, cost),
+        }
+
+    def told(self, info: EngineInfo, cost: StepCost | None) -> str:
+        """What limits the queue and why, in one line for whoever starts the server."""
+        limits = self.limits
+        parts = [
+            "requests are not limited"
+            if limits.max_num_queued_reqs is None
+            else f"{limits.max_num_queued_reqs:,} requests may wait (max_num_queued_reqs)"
+        ]
+        if limits.max_num_queued_tokens is not None:
+            parts.append(f"{limits.max_num_queued_tokens:,} prompt tokens (max_num_queued_tokens, as given)")
+        derived = self._derived(info, cost)
+        if derived is not None and cost is not None:
+            self._told = derived
+            rate = self._pace(info, cost, idle=True).rate()
+            parts.append(
+                f"{derived:,} prompt tokens before an interactive one (--slo ttft={self._slo.ttft:g}s at {rate:,.0f} "
+                f"tokens/s for prompts of {REFERENCE_TOKENS:,}, measured)"
+            )
+        elif limits.max_num_queued_tokens is None:
+            parts.append("prompt tokens are not limited (no --slo ttft=, no --max-num-queued-tokens)")
+        return "; ".join(parts)
+
+    def _unread(self, requests: Sequence[GenerationRequest]) -> list[Unread]:
+        """What each has to compute. Choices of one prompt wait for the first one's pages: they count one token."""
+        found: list[Unread] = []
+        seen: set[int] = set()
+        for request in requests:
+            prompt = len(request.prompt)
+            tokens = prompt - self._known.tokens(request.hashed, prompt) if self._caching else prompt
+            if self._caching and id(request.prompt) in seen:
+                tokens = 1
+            seen.add(id(request.prompt))
+            hashed = request.hashed if self._caching else None
+            found.append(Unread(class_of(request.priority), request.owner, prompt, tokens, hashed))
+        return found
+
+    def _pace(self, info: EngineInfo, cost: StepCost, idle: bool = False) -> Pace:
+        decodes = (0, 0) if idle else (min(len(self._reading), info.max_num_seqs), self._context)
+        return Pace(cost, info.max_num_batched_tokens, decodes, self._slo.tpot)
+
+    def _wait(self, unread: Sequence[Unread], info: EngineInfo, cost: StepCost) -> tuple[float, float]:
+        """Seconds until a call's first prompt is being read beside nothing that comes before it, and of these how many
+        are for prompts' reading.
+        """
+        own, first = sum(each.tokens for each in unread), unread[0]
+        rate = self._pace(info, cost).rate()
+        lacking = self.in_flight + 1 - info.max_num_seqs
+        reading = self._backlog.ahead(own, first.request_class, first.owner, passing=lacking <= 0) / rate
+        slots = self._hold * lacking / info.max_num_seqs if lacking > 0 and self._hold is not None else 0.0
+        return max(reading, slots), reading
+
+    def _check_count(self, count: int, info: EngineInfo, cost: StepCost | None) -> None:
+        queued = self.limits.max_num_queued_reqs
+        if queued is None:
+            return
+        most = info.max_num_seqs + queued
+        if count > most:
+            raise InvalidRequestError(
+                f"the request asks for {count} answers at once, but this server holds at most {most} "
+                f"(max_num_seqs {info.max_num_seqs}, max_num_queued_reqs {queued}): lower n",
+                param="n",
+            )
+        excess = self.in_flight + count - most
+        if excess > 0:
+            raise _refusal(
+                "queue_full",
+                f"the queue is full: {self.in_flight} requests are in flight, max_num_seqs is {info.max_num_seqs} and "
+                f"max_num_queued_reqs is {queued}",
+                self._seconds_until_ended(excess, info, cost),
+            )
+
+    def _seconds_until_ended(self, count: int, info: EngineInfo, cost: StepCost | None) -> float | None:
+        """Until so many of those in flight have ended, as far as one can tell."""
+        if self._hold is not None:
+            return self._hold * count / info.max_num_seqs
+        return self._backlog.tokens / self._pace(info, cost).rate() if cost is not None else None
+
+    def _check_tokens(self, info: EngineInfo, cost: StepCost | None) -> None:
+        limit = self.limits.max_num_queued_tokens
+        if limit is None or self._backlog.below(limit):
+            return
+        queued = self._backlog.tokens
+        if queued >= limit:
+            raise _refusal(
+                "queued_tokens",
+                f"{queued} prompt tokens wait to be read, max_num_queued_tokens is {limit}",
+                (queued - limit + 1) / self._pace(info, cost).rate() if cost is not None else None,
+            )
+
+    def _check_wait(self, unread: Sequence[Unread], info: EngineInfo, cost: StepCost | None) -> None:
+        """The deadlines that the call would miss for the sake of others."""
+        allowed = self._allowed(unread, info, cost)
+        if cost is None or not allowed or (not self._backlog and self.in_flight < info.max_num_seqs):
+            return
+        seconds, reading = self._wait(unread, info, cost)
+        most, reason, name = min(allowed)
+        if seconds <= most:
+            return
+        rate, rest = self._pace(info, cost).rate(), 0.0
+        if reading > most:
+            own, passing = sum(each.tokens for each in unread), self.in_flight < info.max_num_seqs
+            rest = self._backlog.excess(most * rate, own, passing) / rate
+        raise _refusal(
+            reason, f"this request would wait about {seconds:.2g} s for others, {name}", max(seconds - most, rest)
+        )
+
+    def _allowed(
+        self, unread: Sequence[Unread], info: EngineInfo, cost: StepCost | None
+    ) -> list[tuple[float, str, str]]:
+        """(seconds, reason, limit in words) of each limit on a call's wait for others."""
+        limits, found = self.limits, []
+        for name in TIMEOUTS:
+            seconds: float | None = getattr(limits, name)
+            if seconds is not None:
+                found.append((seconds, "deadline", f"{name} is {seconds:g} s"))
+        ttft = self._slo.ttft
+        if ttft is not None and cost is not None and unread[0].request_class == "interactive":
+            own = sum(each.tokens for each in unread) / self._pace(info, cost).rate()
+            most = max(ttft, own)
+            found.append((most, "predicted_wait", f"--slo ttft={ttft:g}s and its own prompt allow {most:.2g} s"))
+        return found
+
+    def _derived(self, info: EngineInfo, cost: StepCost | None) -> int | None:
+        """Prompt tokens that are read within the TTFT target while nothing decodes."""
+        if cost is None or self._slo.ttft is None:
+            return None
+        rate = self._pace(info, cost, idle=True).rate()
+        return int(rate * self._slo.ttft) if math.isfinite(rate) else None
+
+    def _tell_change(self, info: EngineInfo, cost: StepCost | None) -> None:
+        derived = self._derived(info, cost)
+        if derived is None or (self._told is not None and abs(derived - self._told) <= TOLD_CHANGE * self._told):
+            return
+        if self._told is not None:
+            logger.info(
+                "prompt tokens before an interactive one: now %d, not %d: prompts are read at another speed than told "
+                "before (--slo ttft=%gs)",
+                derived,
+                self._told,
+                self._slo.ttft,
+            )
+        self._told = derived
+
+
+def _refusal(reason: str, message: str, seconds: float | None) -> AdmissionError:
+    """``seconds`` until there is room, None: not known."""
+    retry = min(max(math.ceil(seconds), 1), MAX_RETRY_SECONDS) if seconds is not None and seconds < math.inf else 1
+    return AdmissionError(f"{message}; try again in {retry} s", code=reason, retry_after=retry)

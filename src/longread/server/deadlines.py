@@ -1,0 +1,58 @@
+"""The time limits of accepted requests: until a prompt begins to be read, until the first token, until the end.
+
+Knows: an event loop's timers, the limits as of when a request was accepted. Must not know: the engine, HTTP.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from longread.server.backlog import Progress
+from longread.server.limits import TIMEOUTS, Limits
+from longread.spec.errors import DeadlineError
+
+Expire = Callable[[str, DeadlineError, str], None]
+_MISSED = {
+    "queue_timeout": "its prompt did not begin to be read",
+    "ttft_timeout": "it had no first token",
+    "request_timeout": "it had not ended",
+}
+
+
+class Deadlines:
+    """Calls ``expire`` with a request's id, error and the limit's name when its time is over. Loop thread only."""
+
+    def __init__(self, expire: Expire):
+        self._expire = expire
+        self._timers: dict[str, dict[str, asyncio.TimerHandle]] = {}
+
+    def start(self, request_id: str, limits: Limits, progress: Progress | None) -> None:
+        """A request was accepted. ``progress`` tells whether its prompt is being read; needed for ``queue_timeout``."""
+        timers: dict[str, asyncio.TimerHandle] = {}
+        for name in TIMEOUTS:
+            seconds: float | None = getattr(limits, name)
+            if seconds is not None:
+                loop = asyncio.get_running_loop()
+                timers[name] = loop.call_later(seconds, self._over, request_id, name, seconds, progress)
+        if timers:
+            self._timers[request_id] = timers
+
+    def first_token(self, request_id: str) -> None:
+        """Only the limit of the whole is left."""
+        timers = self._timers.get(request_id, {})
+        for name in ("queue_timeout", "ttft_timeout"):
+            if name in timers:
+                timers.pop(name).cancel()
+
+    def end(self, request_id: str) -> None:
+        """Nothing is left."""
+        for timer in self._timers.pop(request_id, {}).values():
+            timer.cancel()
+
+    def _over(self, request_id: str, name: str, seconds: float, progress: Progress | None) -> None:
+        if name == "queue_timeout" and progress is not None and progress.tokens > 0:
+            return
+        self._expire(
+            request_id,
+            DeadlineError(f"the request was given up after {seconds:g} s ({name}): {_MISSED[name]} by then", code=name),
+            name,
+        )
