@@ -27,6 +27,8 @@ WEIGHTS = (16, 4, 1)  # of a step's prompt tokens, by level
 BYPASS_FACTORS = (1, 4, 16)  # how much more often a lower class may be passed before nobody passes it any more
 PATIENCE = 8
 LEAST_TOKENS = 32
+CLOSE = 0.97  # of a target is as good as all of it
+MOST_TRIES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,17 +143,26 @@ def fit(
     beside ``decodes`` (rows, tokens of their contexts); never fewer than ``least_tokens``.
     """
     lengths = split(limit, demands, turn)
-    if cost is None or target is None or cost.seconds(decodes, chunks(demands, lengths)) <= target:
+    if cost is None or target is None:
+        return lengths
+    above = cost.seconds(decodes, chunks(demands, lengths))
+    if above <= target:
         return lengths
     low, high = min(least_tokens(cost), sum(lengths)), sum(lengths)
     lengths = split(low, demands, turn)
-    while high - low > max(low // 16, 1):
-        middle = (low + high) // 2
+    below = cost.seconds(decodes, chunks(demands, lengths))
+    # Time is nearly linear in the tokens, so that two or three tries by proportion are enough; every other one halves.
+    for turns in range(MOST_TRIES):
+        if below >= target * CLOSE or high - low <= max(low // 16, 1):
+            break
+        part = (target - below) / (above - below) if turns % 2 == 0 and above > below else 0.5
+        middle = min(max(low + int((high - low) * part), low + 1), high - 1)
         tried = split(middle, demands, turn)
-        if cost.seconds(decodes, chunks(demands, tried)) <= target:
-            low, lengths = middle, tried
+        seconds = cost.seconds(decodes, chunks(demands, tried))
+        if seconds <= target:
+            low, below, lengths = middle, seconds, tried
         else:
-            high = middle
+            high, above = middle, seconds
     return lengths
 
 

@@ -219,7 +219,8 @@ class Scheduler:
         self._end_loads()
         if not len(self._waiting) or (self._full and not self._lower(0)):
             return
-        for entry in self._waiting.order(max(ADMISSION_WINDOW, self._max_num_seqs), BYPASS_LIMIT):
+        free = self._max_num_seqs - len(self._running)
+        for entry in self._waiting.order(max(ADMISSION_WINDOW, free), BYPASS_LIMIT):
             if entry.transfer is not None:
                 continue
             if self._full and not self._lower(entry.level):
@@ -399,13 +400,16 @@ class Scheduler:
         prompts: list[Entry] = []
         context = 0
         for entry in self._running:
-            timeline = entry.timeline
-            if timeline.remaining > 1:
+            timeline, lease = entry.timeline, entry.timeline.lease
+            assert lease is not None
+            length, computed = len(timeline.tokens), len(lease.tokens)
+            if length - computed > 1:
                 prompts.append(entry)
                 continue
-            context += len(timeline.tokens)
+            context += length
             entry.granted = 1
-            plan.grants.append(self._grant(timeline, 1))
+            cut = computed < len(lease.prompt) and self._cut(timeline) == length
+            plan.grants.append(Grant(timeline, 1, cut))
         plan.decodes = (len(plan.grants), context)
         demands = [self._demand(entry) for entry in prompts]
         limit, target = self._budget - plan.decodes[0], self._target(plan.decodes[0])
