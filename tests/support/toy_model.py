@@ -20,6 +20,7 @@ from longread.kv.tensors import StateTensors
 from longread.kv.tiers import Tiers
 from longread.kv.transfer import Disk
 from longread.models.inputs import StepInputs
+from longread.spec.config import Slo
 from longread.spec.engine import EngineInfo
 from longread.spec.state import PAGE_TOKENS, StateGroup
 
@@ -112,6 +113,7 @@ def toy_engine(
     interval: int = 1024,
     host_cache_size: int = 0,
     disk: Disk | None = None,
+    slo: Slo | None = None,
 ) -> LocalEngine:
     """A LocalEngine over the toy model and the real cache; no tokenizer, so no structured output."""
     store = StateTensors(groups, num_pages, max_num_seqs, num_snapshots, torch.float32)
@@ -138,6 +140,7 @@ def toy_engine(
         max_num_batched_tokens=max_num_batched_tokens,
         snapshot_interval=interval,
         tiers=tiers,
+        slo=slo,
     )
     runner = Runner(model or ToyModel(groups), store.views)
     draws = random.Random(0)

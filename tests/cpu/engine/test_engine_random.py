@@ -9,6 +9,7 @@ import pytest
 from toy_model import MLA_GROUPS, RING_GROUPS, VOCAB, toy_engine
 
 from longread.engine.engine import LocalEngine
+from longread.spec.config import Slo
 from longread.spec.engine import FinishEvent, GenerationRequest, SamplingParams, TokenEvent
 from longread.spec.state import StateGroup
 
@@ -39,7 +40,8 @@ def make_requests(count: int, seed: int) -> list[GenerationRequest]:
             ignore_eos=draw.random() < 0.5,
             min_tokens=draw.choice([0, 0, 1]),
         )
-        requests.append(GenerationRequest(f"r{number}", tuple(prompt or [7]), sampling))
+        priority, owner = draw.choice([0, 0, 0, 1, 100]), draw.choice(["", "a", "b"])
+        requests.append(GenerationRequest(f"r{number}", tuple(prompt or [7]), sampling, priority=priority, owner=owner))
     return requests
 
 
@@ -74,7 +76,9 @@ def live_objects(seen: dict[str, Seen]) -> int:
 def test_thousand_requests_each_end_once_as_if_alone(groups: tuple[StateGroup, ...]) -> None:
     draw = random.Random(3)
     requests = make_requests(500, seed=len(groups))
-    engine = toy_engine(groups, num_pages=9, max_num_seqs=5, max_num_batched_tokens=160, max_model_len=1300)
+    # The target makes chunks as long as the machine happens to be fast.
+    slo = Slo(tpot=0.004)
+    engine = toy_engine(groups, num_pages=9, max_num_seqs=5, max_num_batched_tokens=160, max_model_len=1300, slo=slo)
     seen: dict[str, Seen] = defaultdict(Seen)
     cancelled: set[str] = set()
     waiting = list(requests)
