@@ -251,6 +251,8 @@ class Scheduler:
         if self._full:
             entry.waits("pages", "its class may take a slot from a lower one, but not enough pages would come with it")
             return False
+        if self._running and entry.hopeless(self._available(), len(self._running)):
+            return False
         reason = self._start(entry, chain)
         if reason is None:
             return True
@@ -349,8 +351,6 @@ class Scheduler:
         """
         running = len(self._running)
         available = self._available()
-        if running and entry.hopeless(available, running):
-            return CapacityError("nothing was given back since the last try")
         wanted = pages_for(len(chain)) - self._cache.match(chain).full_pages
         if wanted + running > available:  # certain without taking anything
             entry.missed(available, running)
