@@ -57,6 +57,17 @@ def slots(free: list[int], count: int, leases: Leases) -> Iterator[str]:
             yield f"lease of slot {slot} says slot {lease.slot}, closed {lease.closed}"
 
 
+def reading(known: Mapping[bytes, Sequence[Lease]], leases: Leases) -> Iterator[str]:
+    """Every open lease that is still in front of its prompt's end is known as such once, and no closed one is."""
+    listed = [lease for each in known.values() for lease in each]
+    if any(leases.get(lease.slot) is not lease for lease in listed):
+        yield "a closed lease counts as one that computes its prompt"
+    times = Counter(lease.slot for lease in listed)
+    for slot, lease in leases.items():
+        if lease.position < len(lease.prompt) and times[slot] != 1:
+            yield f"slot {slot} computes its prompt, and whoever waits for that would find it {times[slot]} times"
+
+
 def positions(pool: PagePool, leases: Leases, caching: bool) -> Iterator[str]:
     """Each lease's pages cover its tokens; the ones it may still write to have no other holder."""
     for slot, lease in leases.items():

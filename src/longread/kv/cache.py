@@ -69,6 +69,7 @@ class KVCache:
         self.free_slots = list(range(num_slots - 1, -1, -1))
         self.num_slots = num_slots
         self.leases: dict[int, Lease] = {}  # by slot
+        self._reading: dict[bytes, list[Lease]] = {}  # of them, whose prompt is not computed yet, by how it begins
         self.loads: list[Load] = []  # pages on their way from slower tiers
         self.tiers: TierHooks | None = None  # set once by whoever keeps them
         self.evicted = EvictedKeys()
@@ -122,10 +123,8 @@ class KVCache:
         if not self.enable_prefix_caching or (self.has_rings and not self.snapshots.count):
             return None
         chain, promised, best = self.chain(tokens), 0, None
-        begins = chain.run(0, WAIT_GAIN)  # whoever shares less promises too little, and most share nothing
-        for lease in self.leases.values():
-            if not lease.prompt.data.startswith(begins):
-                continue
+        # Whoever shares less than the first WAIT_GAIN tokens promises too little.
+        for lease in self._reading.get(chain.run(0, WAIT_GAIN), ()):
             if lease.position < len(lease.prompt) and lease.prompt.root == chain.root:
                 limit = common_tokens(lease.prompt.data, chain.data)
                 if self.has_rings:  # a snapshot behind the last reusable token cannot be landed on
@@ -251,6 +250,8 @@ class KVCache:
         if not run.startswith(asked):
             raise AssertionError(f"tokens at {start} differ from the prompt that the lease was opened with")
         lease.tokens.extend(new_tokens)
+        if asked and stop >= len(lease.prompt):
+            self._has_read(lease)
         while self.enable_prefix_caching and (len(lease.hashes) + 1) * PAGE_TOKENS <= stop:
             self._hash_next(lease)
             self._publish(lease, len(lease.hashes))
@@ -389,6 +390,7 @@ class KVCache:
             *audit.pages(self.pool, self.index, self.leases, self.loads),
             *audit.loads(self.pool, self.index, self.loads),
             *audit.slots(self.free_slots, self.num_slots, self.leases),
+            *audit.reading(self._reading, self.leases),
             *audit.positions(self.pool, self.leases, caching),
             *audit.tree(self.index, rings, caching),
             *audit.shared_pages(self.index, self.leases),
@@ -400,7 +402,17 @@ class KVCache:
     def _new_lease(self, prompt: TokenChain) -> Lease:
         lease = Lease(self.free_slots.pop(), prompt)
         self.leases[lease.slot] = lease
+        self._reading.setdefault(prompt.run(0, WAIT_GAIN), []).append(lease)
         return lease
+
+    def _has_read(self, lease: Lease) -> None:
+        """Nothing more of its prompt will be published."""
+        begins = lease.prompt.run(0, WAIT_GAIN)
+        others = [other for other in self._reading.get(begins, ()) if other is not lease]
+        if others:
+            self._reading[begins] = others
+        else:
+            self._reading.pop(begins, None)
 
     def _hold(self, lease: Lease, page: int) -> None:
         self.pool.hold(page)
@@ -412,6 +424,7 @@ class KVCache:
             self._release(page)
         lease.pages = []
         lease.closed = True
+        self._has_read(lease)
         del self.leases[lease.slot]
         self.free_slots.append(lease.slot)
 
