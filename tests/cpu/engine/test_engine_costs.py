@@ -100,7 +100,7 @@ def test_a_real_engine_knows_its_cost_and_explains_its_requests(tmp_path: Path) 
     sampling = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
     engine.submit(GenerationRequest("first", tuple(range(5, 305)), sampling, owner="a"))
     engine.submit(GenerationRequest("second", tuple(range(9, 409)), sampling, priority=200, owner="b"))
-    for _ in range(2):  # a chunk ends at the last whole page, where a snapshot belongs
+    for _ in range(3):  # chunks end at the last whole page and before the last token, where snapshots belong
         engine.step()
     first, second = engine.explain("first"), engine.explain("second")
     assert first is not None and first.phase == "decode" and first.computed_tokens == 300
