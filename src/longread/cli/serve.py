@@ -106,7 +106,8 @@ def run(args: argparse.Namespace) -> int:
     from longread.cli.worker import log_to_stderr
 
     log_to_stderr()
-    serve_checkpoint(options, http, args.chat_encoding, args.default_chat_template_kwargs)
+    read_limits = (lambda: limits_from(args)) if args.limits is not None else None
+    serve_checkpoint(options, http, args.chat_encoding, args.default_chat_template_kwargs, read_limits)
     return 0
 
 

@@ -7,8 +7,9 @@ without the weights is found before the port opens.
 import logging
 import sys
 import threading
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 from longread.cli.checkpoint import origin, spec_of
@@ -22,6 +23,7 @@ from longread.plan.resolve import resolve
 from longread.server.admission import Admission
 from longread.server.app import create_app
 from longread.server.driver import EngineDriver
+from longread.server.limits import Limits
 from longread.server.metrics import ServerMetrics
 from longread.server.options import ServerOptions
 from longread.server.restarts import Restarts
@@ -44,9 +46,15 @@ logger = logging.getLogger(__name__)
 
 
 def serve_checkpoint(
-    options: EngineOptions, http: ServerOptions, chat_encoding: str, template_defaults: Mapping[str, object]
+    options: EngineOptions,
+    http: ServerOptions,
+    chat_encoding: str,
+    template_defaults: Mapping[str, object],
+    read_limits: Callable[[], Limits] | None = None,
 ) -> None:
-    """Serve until stopped. Raises ConfigError and CheckpointError."""
+    """Serve until stopped. ``read_limits`` is asked for the limits anew at each SIGHUP. Raises ConfigError,
+    CheckpointError, and EngineLostError where the engine does not live.
+    """
     path = Path(options.model)
     spec = spec_of(path)
     resolved = resolve(options, spec, probe_machine())
@@ -84,7 +92,8 @@ def serve_checkpoint(
     hastening = threading.Thread(target=lambda: _say(f"  tokenising with {tokenizer.hasten()}"), name="longread-fast")
     try:
         hastening.start()
-        serve(create_app(state), driver, http, listener, on_ready)
+        on_hangup = None if read_limits is None else partial(reload_limits, driver.admission, read_limits)
+        serve(create_app(state), driver, http, listener, on_ready, on_hangup)
     finally:
         workers.stop()
         hastening.join(STOP_SECONDS)
@@ -93,6 +102,18 @@ def serve_checkpoint(
             shelf.close()
         if spans is not None:
             spans.close()
+
+
+def reload_limits(admission: Admission, read: Callable[[], Limits]) -> None:
+    """Replace the limits, for what is asked from now on. Limits that cannot be read change nothing."""
+    try:
+        limits = read()
+    except ConfigError as error:
+        logger.error("the limits stay as they are: %s", error)
+        return
+    before, admission.limits = asdict(admission.limits), limits
+    changes = [f"{name} {before[name]} -> {value}" for name, value in asdict(limits).items() if value != before[name]]
+    logger.info("limits read again: %s", ", ".join(changes) or "no change")
 
 
 def checked_defaults(given: Mapping[str, object], encoding: ChatEncoding) -> ChatTemplateKwargs | None:

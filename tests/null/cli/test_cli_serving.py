@@ -7,7 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from longread.cli import serving
-from longread.cli.serving import checked_defaults
+from longread.cli.serving import checked_defaults, reload_limits
+from longread.server.admission import Admission
+from longread.server.limits import Limits, from_toml
 from longread.server.options import ServerOptions
 from longread.spec.config import EngineOptions
 from longread.spec.errors import CheckpointError, ConfigError
@@ -47,3 +49,24 @@ def test_a_tokenizer_with_more_ids_than_the_model_has_rows_is_refused(
     monkeypatch.setattr(serving, "resolve", lambda *_: None)
     with pytest.raises(CheckpointError, match=r"largest id is 128, .* vocab_size is 128"):
         serving.serve_checkpoint(EngineOptions(model=str(tmp_path)), ServerOptions(port=0), "auto", {})
+
+
+def test_limits_are_replaced_as_a_whole_or_not_at_all(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file, base = tmp_path / "limits.toml", Limits(max_num_queued_reqs=7)
+    admission = Admission(base)
+    caplog.set_level("INFO")
+    file.write_text('max_num_queued_tokens = "32K"\nttft_timeout = "2s"\n')
+    reload_limits(admission, lambda: from_toml(file, base))
+    assert admission.limits == Limits(max_num_queued_reqs=7, max_num_queued_tokens=32768, ttft_timeout=2.0)
+    assert "max_num_queued_tokens None -> 32768" in caplog.messages[-1]
+    for bad in ("max_num_queued_tokens = 1\nttft_timeout = -1", "ttft_timeot = 1", "= 1", None):
+        if bad is None:
+            file.unlink()
+        else:
+            file.write_text(bad)
+        reload_limits(admission, lambda: from_toml(file, base))
+        assert admission.limits.max_num_queued_tokens == 32768
+        assert "stay as they are" in caplog.messages[-1]
+    file.write_text("")
+    reload_limits(admission, lambda: from_toml(file, base))
+    assert admission.limits == base

@@ -221,6 +221,22 @@ def test_the_second_signal_ends_it_at_once() -> None:
     assert seconds < 10
 
 
+def test_a_hangup_is_handed_on_and_ends_nothing() -> None:
+    heard: list[int] = []
+    made = workers()
+    state, _ = worker_state(made, ServerOptions(), Restarts())
+
+    def on_ready(info: EngineInfo) -> None:
+        os.kill(os.getpid(), signal.SIGHUP)
+
+    def on_hangup() -> None:
+        heard.append(state.driver.pending)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    serve(create_app(state), state.driver, ServerOptions(), bind("127.0.0.1", 0), on_ready, on_hangup)
+    assert heard == [0]
+
+
 def test_the_options_step_timeout_is_checked() -> None:
     assert replace(ServerOptions(), step_timeout=0).step_timeout == 0
     for bad in (-1.0, 0.5, float("nan"), float("inf")):
