@@ -9,12 +9,13 @@ from typing import get_args
 import httpx
 import pytest
 from serving import MODEL, Serving, serving, wait_until
+from shelf import MemoryShelf
 
 from longread.cli import main as cli
 from longread.measure import standing as drawing
 from longread.server.options import ServerOptions
 from longread.server.records import standing_json
-from longread.spec.engine import Standing, WaitReason
+from longread.spec.engine import Standing, WaitReason, class_of
 
 Capture = pytest.CaptureFixture[str]
 CHAT, RECORDS = "/v1/chat/completions", "/v1/longread/requests"
@@ -118,6 +119,17 @@ def test_requests_carry_their_priority_and_whose_key_it_was() -> None:
             f"{server.url}/v1/completions", json={"model": MODEL, "prompt": "hi", "max_tokens": 1, "priority": 9}
         )
         assert [(r.priority, r.owner) for r in server.answers.seen] == [(9, "")]
+
+
+def test_documents_are_read_as_ingest_in_the_name_of_who_asked() -> None:
+    headers = {"Authorization": "Bearer one"}
+    with serving(options=ServerOptions(api_key=("one", "two")), shelf=MemoryShelf()) as server:
+        sent = {"text": "Clause 1. The rent is 1,200."}
+        httpx.post(f"{server.url}/v1/longread/documents", json=sent, headers=headers, timeout=20).raise_for_status()
+        httpx.post(server.url + CHAT, json=body("hi"), headers=headers, timeout=20).raise_for_status()
+        reading, chat = server.answers.seen
+    assert (class_of(reading.priority), class_of(chat.priority)) == ("ingest", "interactive")
+    assert reading.owner == chat.owner != ""
 
 
 def test_what_would_tell_of_anothers_prompt_is_withheld_among_several_parties() -> None:
