@@ -46,7 +46,7 @@ from longread.spec.state import PAGE_TOKENS, pages_for
 
 BYPASS_LIMIT = 64
 ADMISSION_WINDOW = 64  # waiting requests looked at in one step, so that a long queue costs the running ones nothing
-TTFT_STEPS = 4  # a step without decodes takes at most this part of the TTFT target: who arrives in it waits for its end
+TTFT_STEPS = 4  # a step takes at most this part of the TTFT target: who arrives in it waits for its end
 HOLD_RATE = 0.1  # weight of the newest ended request in the mean time that one keeps its slot
 
 
@@ -76,8 +76,9 @@ class Schedule:
 class Scheduler:
     """Owns the waiting and the running entries. ``snapshot_interval``: tokens between snapshots inside a long prompt.
 
-    ``slo``: a step beside decodes takes at most its ``tpot``, as far as ``cost`` can tell; ``cost`` is whoever drives
-    the schedule's to set, None: steps are as large as the budget. ``clock``: seconds, for what is told of waiting.
+    ``slo``: a step beside decodes takes at most its ``tpot``, and any a quarter of its ``ttft``, as far as ``cost`` can
+    tell; ``cost`` is whoever drives the schedule's to set, None: steps are as large as the budget. ``clock``: seconds,
+    for what is told of waiting.
     """
 
     def __init__(
@@ -226,11 +227,7 @@ class Scheduler:
             if self._full and not self._lower(entry.level):
                 entry.waits("slots", f"all {self._max_num_seqs} slots are taken")
                 break
-            if entry.hopeless(self._available(), len(self._running)) and not self._lower(entry.level):
-                passed.append(
-                    entry
-                )  # whose prefix is pending is found so, too: its pages would be missing all the same
-            elif not self._try(plan, entry):
+            if not self._try(plan, entry):
                 passed.append(entry)
             elif entry.running:
                 plan.admitted.append(entry.timeline)
@@ -241,6 +238,8 @@ class Scheduler:
 
     def _try(self, plan: Schedule, entry: Entry) -> bool:
         """Start one entry, or its load. False: it lacks pages."""
+        if self._hopeless(entry) and not self._lower(entry.level):
+            return False  # before its prefix is looked for: its pages would be missing all the same
         chain = self._chain(entry)
         lease = self._cache.promised(chain, self._interval) if self._running else None
         if lease is not None:
@@ -251,7 +250,7 @@ class Scheduler:
         if self._full:
             entry.waits("pages", "its class may take a slot from a lower one, but not enough pages would come with it")
             return False
-        if self._running and entry.hopeless(self._available(), len(self._running)):
+        if self._hopeless(entry):
             return False
         reason = self._start(entry, chain)
         if reason is None:
@@ -271,6 +270,9 @@ class Scheduler:
                 other.level = entry.level
                 self._running.sort(key=lambda e: e.rank)
                 return
+
+    def _hopeless(self, entry: Entry) -> bool:
+        return bool(self._running) and entry.hopeless(self._available(), len(self._running))
 
     @property
     def _full(self) -> bool:
@@ -435,10 +437,11 @@ class Scheduler:
         )
 
     def _target(self, decodes: int) -> float | None:
-        """Seconds that the step may take."""
-        if decodes:
-            return self._slo.tpot
-        return self._slo.ttft / TTFT_STEPS if self._slo.ttft is not None else None
+        """Seconds that the step may take; None: any."""
+        targets = [self._slo.tpot] if decodes else []
+        if self._slo.ttft is not None:
+            targets.append(self._slo.ttft / TTFT_STEPS)
+        return min((each for each in targets if each is not None), default=None)
 
     def _cut(self, timeline: Timeline) -> int | None:
         """Where the cache wants a snapshot next; it plans by the tokens that the lease was opened with."""
