@@ -10,6 +10,11 @@ from schedule_bench import Bench, numbers
 
 from longread.engine import scheduler as scheduling
 from longread.engine.policy import BYPASS_FACTORS, least_tokens
+from longread.engine.standing import Outlook, standing
+from longread.engine.waiting import Entry
+from longread.kv.chain import TokenChain
+from longread.kv.lease import Load
+from longread.kv.transfer import Transfer
 from longread.spec.config import Slo
 from longread.spec.cost import StepCost
 from longread.spec.state import PAGE_TOKENS
@@ -271,3 +276,33 @@ def test_each_state_is_explained() -> None:
     assert bench.waiting("chat").phase == "decode"
     assert bench.waiting("third").reason == "slots" and "2 slots" in bench.waiting("third").detail
     assert bench.waiting("third").num_running == 2
+
+
+def test_a_load_is_explained_and_so_is_a_preemption() -> None:
+    bench = Bench(seqs=2)
+    timeline = bench.add("stored", numbers(600, 1))
+    load = Load(TokenChain(timeline.tokens, bytes(16)), 0, pages=[3, 4])
+    entry = Entry(timeline, 0)
+    entry.transfer = Transfer(load, [], None, 0)
+    told = standing(entry, [], Outlook(None, 64, 2, [], 1, None), 2.5)
+    assert (told.phase, told.reason, told.waited, told.starts_in) == ("loading", "load", 2.5, None)
+    assert told.detail.startswith("2 pages")
+    bench.step()
+    bench.scheduler.preempt_latest()
+    assert "preempted" in bench.waiting("stored").detail and bench.waiting("stored").preemptions == 1
+
+
+def test_a_start_is_predicted_from_what_is_ahead_and_how_long_slots_are_held() -> None:
+    bench = Bench(seqs=1, budget=64)
+    bench.scheduler.cost = StepCost(token=0.01)
+    for i in range(4):
+        bench.add(f"r{i}", numbers(50, i), output=30)
+    bench.step()
+    assert bench.waiting("r2").starts_in == pytest.approx(0.5), (
+        "one prompt is ahead; how long a slot is held is not known"
+    )
+    while "r0" in bench.live:
+        bench.step()
+    bench.step()
+    # r1 runs, r2 is ahead: two slots of thirty steps, a second each on this clock, have to be given back.
+    assert bench.waiting("r3").starts_in == pytest.approx(2 * 30, rel=0.1)
