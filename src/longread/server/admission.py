@@ -266,7 +266,8 @@ class Admission:
         limits, found = self.limits, []
         for name in TIMEOUTS:
             seconds: float | None = getattr(limits, name)
-            if seconds is not None:
+            begins = name == "queue_timeout" and self.in_flight < info.max_num_seqs  # at once, beside the others
+            if seconds is not None and not begins:
                 found.append((seconds, "deadline", f"{name} is {seconds:g} s"))
         ttft = self._slo.ttft
         if ttft is not None and cost is not None and unread[0].request_class == "interactive":

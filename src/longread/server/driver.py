@@ -21,12 +21,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal
 
 from longread.server.admission import Admission
 from longread.server.deadlines import Deadlines
 from longread.server.ends import broken_error, failed_event, overflow_error, restarting_error, shutting_down_error
 from longread.server.restarts import Restarts
+from longread.server.roles import Observer, ProcessEngine
 from longread.spec.engine import (
     Engine,
     EngineInfo,
@@ -52,45 +53,6 @@ EXPLAIN_SECONDS = 20.0  # for the step that runs to end
 JOIN_SECONDS = 60.0  # a step in progress ends first; one that never ends must not hold the process
 
 State = Literal["loading", "ready", "restarting", "closing", "failed", "closed"]
-
-
-@runtime_checkable
-class ProcessEngine(Protocol):
-    """What an engine in a process of its own offers besides ``Engine``; from any thread."""
-
-    def wake(self) -> None:
-        """Let ``step``, which waits for events, return: there are commands."""
-        ...
-
-    def kill(self) -> None:
-        """End it at once."""
-        ...
-
-
-class Observer(Protocol):
-    """Told on the loop thread, for metrics."""
-
-    def token(self, gap: float | None) -> None:
-        """One output token; seconds since the one before it, None for the first."""
-        ...
-
-    def finish(self, event: FinishEvent, reason: str) -> None:
-        """A request ended; ``reason`` is the event's, or "stop" where a stop string ended it, or the name of the limit
-        for which the server gave it up.
-        """
-        ...
-
-    def accepted(self, count: int) -> None:
-        """So many requests were accepted; each ends once."""
-        ...
-
-    def rejected(self, count: int, reason: str) -> None:
-        """So many requests were refused, since there was no room."""
-        ...
-
-    def lost(self) -> None:
-        """The engine died; it will be made again."""
-        ...
 
 
 class Subscription:
@@ -314,6 +276,11 @@ class EngineDriver:
         for request_id in subscription.choice:
             self._drop(request_id, "cancelled")
 
+    def cut_off(self, reason: str) -> None:
+        """Count a client that was cut off because it did not read."""
+        if self._observer is not None:
+            self._observer.slow_reader(reason)
+
     def refresh(self) -> None:
         """Have ``stats`` read soon: an idle engine takes no steps, and its store's writes end behind the last one."""
         self._put(_Refresh())
@@ -334,11 +301,12 @@ class EngineDriver:
                     )
         loading = self.state in ("loading", "restarting")
         self.state = "closed" if self.state != "failed" else "failed"
+        await asyncio.sleep(0)  # what has ended in time is delivered first
+        self._end_all(shutting_down_error)  # before the store's last writes, which may take long
         self._put(_Close())
         # A load cannot be interrupted from here: the thread finds the command when it ends.
         if not loading:
             await asyncio.to_thread(self.join, JOIN_SECONDS)
-        self._end_all(shutting_down_error)
         self._loaded.set()
 
     def join(self, seconds: float) -> None:
@@ -386,6 +354,7 @@ class EngineDriver:
 
     def _overflowing(self, subscription: Subscription) -> None:
         error = overflow_error(subscription.unread, self.admission.limits.max_stream_buffer)
+        self.cut_off("buffer")
         for request_id in subscription.choice:
             self._give_up(request_id, error, "slow_reader")
 

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from longread.spec.cost import StepCost
 from longread.spec.engine import (
     EngineInfo,
     EngineStats,
@@ -65,6 +66,7 @@ class FakeEngine:
     ``max_tokens`` or the limit. ``fail_at_step`` makes that step (counted from 1) raise, as a broken engine would;
     ``fail_requests`` holds prompts' first ids whose request ends as "failed" alone. ``explain`` may tell another story
     of what was reused than the fake's own, which knows one tier and the beginnings of the last prompts.
+    ``step_cost`` is what it says that a step costs, whatever it does.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class FakeEngine:
         explain: Explain | None = None,
         gate: threading.Semaphore | None = None,
         cache_root: bytes = b"",
+        step_cost: StepCost | None = None,
     ):
         self._script = script
         self._token_range = token_range
@@ -89,6 +92,7 @@ class FakeEngine:
         self._fail_requests = fail_requests
         self._explain = explain
         self._gate = gate
+        self._step_cost = step_cost
         self._waiting: deque[_Running] = deque()
         self._running: dict[str, _Running] = {}
         self._counters = _Counters()
@@ -197,6 +201,7 @@ class FakeEngine:
             reused_disk_tokens=counters.reused.disk_tokens,
             misses=tuple(counters.misses.items()),
             pages_free=self._info.num_pages,
+            step_cost=self._step_cost,
         )
 
     def close(self) -> None:

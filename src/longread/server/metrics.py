@@ -303,8 +303,6 @@ class ServerMetrics:
         self._success.labels(model_name=self._model_name, finished_reason=reason).inc()
         if reason in TIMEOUTS:
             self._timeouts.labels(model_name=self._model_name, timeout=reason.removesuffix("_timeout")).inc()
-        if reason == "slow_reader":
-            self.slow_reader("buffer")
         times = event.times
         if not times.first_token:
             return

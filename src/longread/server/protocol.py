@@ -5,6 +5,9 @@ at its API key, and the parser keeps a line until it ends: without a limit, one 
 """
 
 import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -18,14 +21,31 @@ HEAD_SECONDS = 60.0
 _PHRASES = {408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
 
 
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """``seconds()``: how long a client may read nothing of what is ready for it, None: for ever; ``over()`` is called
+    when one is cut off.
+    """
+
+    seconds: Callable[[], float | None]
+    over: Callable[[], None]
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """One connection. A head, or the lines between the pieces of a chunked body, may be ``MAX_HEAD_BYTES`` long (give
-    or take one read of the socket); a head may take ``HEAD_SECONDS``, from the connection or from its first byte.
+    or take one read of the socket); a head may take ``HEAD_SECONDS``, from the connection or from its first byte. What
+    waits to be sent is bounded by the app, which waits while it is much; for how long, by ``patience``.
     """
+
+    def __init__(self, *args: Any, patience: Patience | None = None, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._patience = patience
 
     _unparsed = 0  # bytes since the last thing that the app will see
     _in_head = True
     _head_timer: asyncio.TimerHandle | None = None
+    _read_timer: asyncio.TimerHandle | None = None
+    _unsent = 0  # bytes when that was started
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -33,6 +53,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._stop_waiting()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -59,6 +80,33 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._in_head, self._unparsed = True, 0
         super().on_message_complete()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._wait_for_reader()
+
+    def resume_writing(self) -> None:
+        self._stop_waiting()
+        super().resume_writing()
+
+    def _wait_for_reader(self) -> None:
+        seconds = self._patience.seconds() if self._patience is not None else None
+        if seconds is not None:
+            self._unsent = self.transport.get_write_buffer_size()
+            self._read_timer = self.loop.call_later(seconds, self._reader_is_late)
+
+    def _stop_waiting(self) -> None:
+        if self._read_timer is not None:
+            self._read_timer.cancel()
+            self._read_timer = None
+
+    def _reader_is_late(self) -> None:
+        if self.transport.get_write_buffer_size() < self._unsent:  # it reads, if slowly
+            self._wait_for_reader()
+            return
+        if self._patience is not None:
+            self._patience.over()
+        self.transport.abort()  # closing would wait for what is unsent
 
     def _start_timer(self) -> None:
         self._head_timer = self.loop.call_later(HEAD_SECONDS, self._head_is_late)

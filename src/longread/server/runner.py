@@ -9,6 +9,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 
 import uvicorn
@@ -16,7 +17,7 @@ from starlette.types import ASGIApp
 
 from longread.server.driver import EngineDriver
 from longread.server.options import ServerOptions
-from longread.server.protocol import BoundedProtocol
+from longread.server.protocol import BoundedProtocol, Patience
 from longread.spec.engine import EngineInfo
 from longread.spec.errors import ConfigError
 
@@ -106,6 +107,8 @@ class Server(uvicorn.Server):
     """uvicorn, which drains the engine before it closes connections, and ends without re-raising the signal."""
 
     def __init__(self, app: ASGIApp, driver: EngineDriver, options: ServerOptions):
+        # As of when a client begins not to read: limits may change meanwhile.
+        patience = Patience(lambda: driver.admission.limits.stream_timeout, lambda: driver.cut_off("time"))
         super().__init__(
             uvicorn.Config(
                 app,
@@ -113,7 +116,7 @@ class Server(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 ws="none",
-                http=BoundedProtocol,
+                http=partial(BoundedProtocol, patience=patience),  # type: ignore[arg-type]
                 lifespan="on",
                 timeout_keep_alive=_KEEP_ALIVE_SECONDS,
             )
