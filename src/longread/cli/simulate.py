@@ -7,7 +7,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -103,8 +103,7 @@ def run(args: argparse.Namespace) -> int:
     if args.write_trace is not None:
         write_trace(args.write_trace, arrivals)
     setting = _setting(args, deployment, limits, cost, words)
-    total = sum(each.isl + each.osl for each in arrivals)
-    with _bar(total, args.json) as report:
+    with _bar("simulate", arrivals, args.json) as report:
         simulation = simulate(arrivals, limits, cost, report=report)
     classes = by_class(simulation, setting.targets)
     if args.requests is not None:
@@ -186,13 +185,16 @@ def _arrivals(args: argparse.Namespace, limits: "Limits", cost: "PlannedCost") -
     rate = args.rate
     words = ""
     if args.load is not None:
-        most = sustained(generate(Mix(kinds, infinite, number, args.seed)), limits, cost)
+        together = generate(Mix(kinds, infinite, number, args.seed))
+        with _bar("simulate all at once", together, args.json) as report:
+            most = sustained(together, limits, cost, report=report)
         if not most:
             raise ConfigError("--load: none of these requests can be served here; see --max-model-len")
         rate, words = args.load * most, f" ({args.load:.0%} of the {most:.3g}/s that are sustained)"
     told = ", ".join(f"{kind.share:.0%} {kind.name} {kind.isl:,} + {kind.osl:,}" for kind in kinds)
     drawn = Mix(kinds, rate, number, args.seed, args.burstiness)
-    return generate(drawn), f"{number:,} requests at {rate:.3g}/s{words}: {told} tokens, seed {args.seed}"
+    pace = f"at {rate:.3g}/s{words}" if rate < infinite else "all at once"
+    return generate(drawn), f"{number:,} requests {pace}: {told} tokens, seed {args.seed}"
 
 
 def _single(args: argparse.Namespace) -> "tuple[Kind, ...]":
@@ -209,10 +211,13 @@ def _setting(args: argparse.Namespace, d: "Deployment", limits: "Limits", cost: 
     return Setting(d, limits, words, seed, cost.scales, args.slo or {}, command_line(), this_commit())
 
 
-def _bar(total: int, quiet: bool) -> AbstractContextManager[Callable[[int], None] | None]:
+def _bar(
+    label: str, arrivals: "Sequence[Arrival]", quiet: bool
+) -> AbstractContextManager[Callable[[int], None] | None]:
     from longread.cli.progress import tokens_bar  # rich
 
-    return nullcontext(None) if quiet else tokens_bar("simulate", total)
+    total = sum(each.isl + each.osl for each in arrivals)
+    return nullcontext(None) if quiet else tokens_bar(label, total)
 
 
 def _console() -> "Console":

@@ -48,7 +48,10 @@ def _between(marks: Sequence[int], value: float) -> tuple[int, float]:
 
 
 class PlannedCost:
-    """Seconds of a step of ``d``'s one replica; a ``Cost``. ``scales``: of prefill and of decode, by calibration."""
+    """Seconds of a step of ``d``'s one replica; a ``Cost``. ``scales``: of prefill and of decode, by calibration.
+
+    Pipeline stages work on different chunks: a step is a stage's part of them, and filling the pipeline is left out.
+    """
 
     def __init__(self, d: Deployment, factors: Factors | None = None):
         known = default_factors() if factors is None else factors
@@ -63,7 +66,7 @@ class PlannedCost:
         rows = _doubling(max(d.max_num_seqs, 2))
         steps = [[sum(decode_step(d, n, c).values()) for c in _CONTEXTS] for n in rows]
         self._decode = Table(rows, _CONTEXTS, steps)
-        self._issue = issue_seconds(d)
+        self._issue = issue_seconds(d) / d.strategy.pp
 
     def seconds(self, decodes: tuple[int, int], chunks: Sequence[tuple[int, int]] = ()) -> float:
         rows, context = decodes
@@ -79,8 +82,9 @@ class PlannedCost:
 
 
 def _work(d: Deployment, chunk: int, prefix: int) -> float:
-    """Seconds of a chunk's kernels and links; waiting for their issue is one wait a step, whatever is in it."""
-    return sum(value for name, value in prefill_step(d, chunk, prefix).items() if name != _WAITED)
+    """Seconds of a chunk's kernels and links a stage; waiting for their issue is one wait a step, whatever is in it."""
+    parts = prefill_step(d, chunk, prefix)
+    return sum(value for name, value in parts.items() if name != _WAITED) / d.strategy.pp
 
 
 def _doubling(most: int) -> list[int]:

@@ -63,6 +63,11 @@ def test_a_load_is_written_as_a_trace_and_replayed(tmp_path: Path, capsys: Captu
     assert json.loads(capsys.readouterr().out)["load"]["what"] == "2 requests of t.jsonl, 1000 times faster"
 
 
+def test_all_at_once_is_a_load_too(capsys: Capture) -> None:
+    assert cli.main([*HERE, "--rate", "inf", "--isl", "4K", "--osl", "8", "--num-prompts", "6"]) == 0
+    assert "load: 6 requests all at once: 100% up to 8K 4,096 + 8 tokens, seed 0" in capsys.readouterr().out
+
+
 def test_requests_that_do_not_fit_are_named_and_the_exit_code_says_so(capsys: Capture) -> None:
     small = [*HERE, *SMALL, "--num-gpu-blocks-override", "8"]
     assert cli.main(small) == 1

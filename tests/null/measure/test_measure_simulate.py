@@ -21,6 +21,7 @@ from longread.measure.simulate import PERCENTILES, SimulationError, by_class, pl
 from longread.measure.simulation_report import SCHEMA, Setting, document, print_simulation, request_rows
 from longread.measure.workload import Arrival, Kind, Mix, generate
 from longread.plan.cards import parse_hardware
+from longread.plan.deployment import Strategy
 from longread.plan.raw import decode_step, prefill
 from longread.plan.space import Fixed
 from longread.plan.survey import survey
@@ -170,9 +171,11 @@ def test_targets_count_who_meets_both() -> None:
     assert by_class(done, {"ttft": 100.0})[0].good == 1.0
 
 
-def test_the_sustained_rate_is_requests_over_the_time_of_all_together() -> None:
+def test_the_sustained_rate_is_requests_over_the_time_of_all_together(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [fresh(float(i), 32, 1, "a") for i in range(10)]
     assert sustained(rows, small(), BY_HAND) == pytest.approx(10 / (5 * 1.64))
+    monkeypatch.setattr("longread.measure.simulate.SAMPLE_TOKENS", 70)
+    assert sustained(rows, small(), BY_HAND) == pytest.approx(2 / 1.64), "of the first 70 tokens"
 
 
 def test_tables_are_exact_on_their_grid_and_linear_between_and_past() -> None:
@@ -191,6 +194,14 @@ def test_a_lone_prompt_takes_what_the_planner_says(isl: int) -> None:
     planned = sum(prefill(deployment(), isl).values()) * read.centre
     uncut = replace(limits, rings=False)
     assert alone(uncut, cost, isl, 1)[0] == pytest.approx(planned, rel=0.02)
+
+
+def test_pipeline_stages_share_the_chunks() -> None:
+    d = replace(deployment(), strategy=Strategy(pp=2))
+    cost, limits = PlannedCost(d), replace(two_h20()[0], rings=False)
+    parts = prefill(d, 524_288)
+    planned = (sum(parts.values()) - parts["pipeline fill"]) * cost.scales[0].centre
+    assert alone(limits, cost, 524_288, 1)[0] == pytest.approx(planned, rel=0.02)
 
 
 def deployment():  # type: ignore[no-untyped-def]
