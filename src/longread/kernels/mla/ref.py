@@ -276,6 +276,7 @@ def _over_latent(q: Tensor, cache: Tensor, span: Span, rank: int, scale: float) 
                 _mask(scores.view(b - a, heads, -1).transpose(0, 1), span.start + a, low)
             weights = running.weigh(scores[None])[0] if running else torch.softmax(scores, -1)
             _values(target, weights, pieces)
+            pieces.clear()  # what was copied goes before the next tile's copies come
         if running:
             running.finish()
     return out
