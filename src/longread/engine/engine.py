@@ -115,8 +115,8 @@ class LocalEngine:
         self._scheduler.cost = self._core.costs.cost
 
     def _run(self, grants: Sequence[Grant]) -> bool:
-        """Model and sampler on what was granted; whatever breaks in there fails the requests of this step only. False:
-        something did.
+        """Model and sampler on what was granted. False: something broke in there; then the one request of this step
+        ends, or its requests are tried again one by one.
 
         Until the step is booked, rings may be ahead of the tokens or half written, and pages half filled. Pages that
         are not committed were never published: all of that dies with the lease, and no tail is kept.
@@ -131,8 +131,11 @@ class LocalEngine:
                     self._requests[grant.timeline.key].computed(grant.length, start, time.monotonic())
                 samples = self._core.runner.choose(logits, rows)
             except Exception as error:  # the edge between a model and the requests: reported, never swallowed
-                log.exception("a step of %d tokens failed; its %d requests end", len(batch.token_ids), len(grants))
-                self._drop(grants, "failed", f"{type(error).__name__}: {error}")
+                log.exception("a step of %d tokens and %d requests failed", len(batch.token_ids), len(grants))
+                if len(grants) > 1:
+                    self._scheduler.retry_alone(grants)
+                else:
+                    self._drop(grants, "failed", f"{type(error).__name__}: {error}")
                 return False
             self._settle(grants, batch, samples)
             return True

@@ -22,11 +22,15 @@ and pages in the same way where that is enough for it. Whoever was preempted cou
 So nobody is preempted for a higher class more than twice, and in the highest one the oldest is never preempted for a
 younger one; a request that does not fit the pool alone is refused before it gets here; so the oldest always finishes,
 and then the next one does.
+
+Broken steps. One request may be why a step broke, and nobody knows which. So all that were in it lose what it left and
+are computed again, each in steps of its own until it is past that place; meanwhile the others wait and nobody is
+admitted. Whoever breaks a step alone is found, and the others go on.
 """
 
 import time
 from bisect import insort
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from longread.engine import policy
@@ -104,6 +108,7 @@ class Scheduler:
         self._waiting = WaitingLines()
         self._running: list[Entry] = []  # by rank
         self._loading: list[Entry] = []  # of the waiting ones: wait for a load
+        self._alone: dict[Entry, int] = {}  # to be computed alone until so many tokens have their state
         self._arrivals = 0
         self._steps = 0
         self._hold: float | None = None  # mean seconds that a request keeps its slot
@@ -135,6 +140,7 @@ class Scheduler:
     def remove(self, timeline: Timeline, keep_tail: bool) -> None:
         """Forget a timeline in any state and release what it holds."""
         entry = self._entries.pop(timeline.key)
+        self._alone.pop(entry, None)
         self._waiting.charge(entry)
         if entry.running:
             self._running.remove(entry)
@@ -153,10 +159,18 @@ class Scheduler:
         """Take slot and pages from the lowest class's latest arrival that runs; it waits again. None: nobody does."""
         return self._preempt(self._running[-1]) if self._running else None
 
-    def _preempt(self, entry: Entry) -> Timeline:
+    def retry_alone(self, grants: Sequence[Grant]) -> None:
+        """The step of these broke; see the module's text."""
+        for grant in grants:
+            entry = self._entries[grant.timeline.key]
+            self._alone[entry] = grant.timeline.computed + grant.length
+            self._preempt(entry, keep_tail=False)
+            entry.waits("turn", "a step that it was in broke, and it is tried again alone")
+
+    def _preempt(self, entry: Entry, keep_tail: bool = True) -> Timeline:
         self._running.remove(entry)
         # The tail is kept so that the resume costs little; under pressure the cache evicts it like any other page.
-        entry.timeline.release(self._cache, keep_tail=True)
+        entry.timeline.release(self._cache, keep_tail)
         self._waiting.charge(entry)
         entry.preempted()
         self.preemptions += 1
@@ -184,10 +198,30 @@ class Scheduler:
         if self._tiers is not None:
             self._tiers.collect()
         self._reserve_running(plan)
-        if not plan.preempted:  # else the pool is full: admitting now would only move the same pages about
+        alone = self._next_alone(plan) if self._alone and not plan.preempted else None
+        if alone is not None:
+            self._share_out(plan, [alone])
+            return plan
+        if not plan.preempted and not self._alone:  # else the pool is full: admitting would only move the same pages
             self._admit(plan)
-        self._share_out(plan)
+        self._share_out(plan, self._running)
         return plan
+
+    def _next_alone(self, plan: Schedule) -> Entry | None:
+        """Who is computed alone now; it holds what it needs. None: nobody, or it cannot start before others end."""
+        self._end_loads()
+        for passed in [each for each, end in self._alone.items() if each.timeline.computed >= end]:
+            del self._alone[passed]
+        entry = next(iter(self._alone), None)
+        if entry is None or entry.running:
+            return entry
+        if entry.transfer is None and not self._full and self._start(entry, self._chain(entry)) is None:
+            if entry.running:
+                plan.admitted.append(entry.timeline)
+                return entry
+        elif not self._running and not self._loading:  # nothing will be given back: the usual way says so
+            self._alone.clear()
+        return None
 
     def _reserve_running(self, plan: Schedule) -> None:
         """Cover the tokens of every running sequence with pages, by rank, preempting from the other end."""
@@ -397,11 +431,11 @@ class Scheduler:
         )
         return self._cache.pages_free + self._cache.pages_cached - rest
 
-    def _share_out(self, plan: Schedule) -> None:
-        """Give every running sequence its tokens, decodes first."""
+    def _share_out(self, plan: Schedule, running: Sequence[Entry]) -> None:
+        """Give every one of the running sequences its tokens, decodes first."""
         prompts: list[Entry] = []
         context = 0
-        for entry in self._running:
+        for entry in running:
             timeline, lease = entry.timeline, entry.timeline.lease
             assert lease is not None
             length, computed = len(timeline.tokens), len(lease.tokens)
