@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from longread.plan.deployment import Deployment, EngineName, Tier
 from longread.plan.floor import cached_bytes
+from longread.plan.shards import cache_share
 from longread.spec.errors import ConfigError
 
 
@@ -58,8 +59,9 @@ def front_end(d: Deployment, tokens: int, *, text: bool = True) -> dict[str, flo
 def load_seconds(d: Deployment, tokens: int, tier: Tier) -> dict[str, float]:
     """Seconds to bring the cache of ``tokens`` tokens to the cards, by tier; nothing for *device*.
 
-    Every TP rank holds the whole cache, so each loads all of it over its own link; CP and PP split it. From disk a
-    machine reads once, and the links work meanwhile. Raises ``ConfigError`` where a needed rate is not known.
+    Every TP rank holds the whole cache, so each loads all of it over its own link; pp splits it, and cp where it splits
+    the cache (``shards.cache_share``). From disk a machine reads once, and the links work meanwhile. Raises
+    ``ConfigError`` where a needed rate is not known.
     """
     if tier == "device":
         return {}
@@ -70,7 +72,7 @@ def load_seconds(d: Deployment, tokens: int, tier: Tier) -> dict[str, float]:
     elif card.pcie is None:
         raise ConfigError(f"{card.name} has no PCIe rate: give `pcie` in the hardware file to plan loads from {tier}")
     else:
-        over_link = nbytes / (s.cp * s.pp) / (card.pcie.value * _LINK_SHARE)
+        over_link = nbytes / (cache_share(d) * s.pp) / (card.pcie.value * _LINK_SHARE)
     if tier == "host":
         return {"load host": over_link}
     if d.hardware.disk_read is None:

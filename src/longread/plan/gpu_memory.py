@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from longread.plan.activations import ACTIVATIONS, RESERVE, Part, step_parts
 from longread.plan.deployment import Deployment
-from longread.plan.shards import stage_layers, stage_weights
+from longread.plan.shards import cache_share, stage_layers, stage_weights
 from longread.spec.count import fixed_bytes_per_request, kv_bytes_per_token, row_groups
 from longread.spec.errors import ConfigError
 from longread.spec.state import PAGE_TOKENS, pages_for, state_groups
@@ -190,7 +190,7 @@ def _stages(d: Deployment, drafter: bool) -> list[GpuMemory]:
             GpuMemory(
                 weights=weights[index],
                 kv_per_token={
-                    name: size * _count(layers, here) / d.strategy.cp for name, (layers, size) in rows.items()
+                    name: size * _count(layers, here) / cache_share(d) for name, (layers, size) in rows.items()
                 },
                 kv_fixed=rings,
                 snapshot_bytes=sum(rings.values()),
@@ -236,12 +236,13 @@ def _owners(d: Deployment) -> dict[str, tuple[int, ...]]:
 def _sharing(d: Deployment, rows: Iterable[str], rings: Iterable[str]) -> dict[str, str]:
     """One key-value head: tensor parallelism cannot split it, so every card of an attention group keeps all of it."""
     s = d.strategy
-    copies = s.tp // s.dp
+    split = cache_share(d)
+    copies = s.tp // s.dp * (s.cp // split)
     parts = [f"copied to {copies} cards" if copies > 1 else "one copy"]
-    parts += [f"tokens split over {s.cp} cards (cp)"] if s.cp > 1 else []
+    parts += [f"tokens split over {split} cards (cp)"] if split > 1 else []
     parts += [f"layers over {s.pp} stages (pp)"] if s.pp > 1 else []
     parts += [f"sequences over {s.dp} groups (dp)"] if s.dp > 1 else []
-    whole = [p for p in parts if "cp" not in p] + ([f"copied to all {s.cp} cp cards"] if s.cp > 1 else [])
+    whole = [p for p in parts if "cp" not in p] + ([f"copied to all {split} cp cards"] if split > 1 else [])
     return dict.fromkeys(rows, ", ".join(parts)) | dict.fromkeys(rings, ", ".join(whole))
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from longread.plan.deployment import Deployment
 from longread.plan.gpu_memory import GpuMemory, capacity_of, gpu_memory
+from longread.plan.shards import cache_share
 from longread.spec.count import fixed_bytes_per_request, kv_bytes_per_token
 from longread.spec.errors import ConfigError
 from longread.spec.model import CompressedSpec, ModelSpec
@@ -226,8 +227,11 @@ def _sglang(d: Deployment, memory: GpuMemory, pool: int, context: int, drafter_l
 
 def _ours(d: Deployment, memory: GpuMemory, pool: int, context: int) -> float:
     """Sessions that longread's cache would hold in the same bytes, its snapshots included."""
-    room = replace(memory, usable=pool + memory.weight_total + memory.beside)
-    return capacity_of(replace(d, engine="longread"), room, context).sessions
+    own = replace(d, engine="longread")
+    share = cache_share(d) / cache_share(own)
+    rows = {name: size * share for name, size in memory.kv_per_token.items()}
+    room = replace(memory, kv_per_token=rows, usable=pool + memory.weight_total + memory.beside)
+    return capacity_of(own, room, context).sessions
 
 
 def _aligned(size: int) -> int:

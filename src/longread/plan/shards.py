@@ -143,6 +143,13 @@ def degrees(strategy: Strategy) -> dict[Cut, int]:
     }
 
 
+def cache_share(d: Deployment) -> int:
+    """Cards over which one sequence's cache is split within a stage: longread's cp splits it by tokens, SGLang's cp
+    (prefill only) gathers it to every card. tp copies it: there is one key-value head.
+    """
+    return 1 if d.engine == "sglang" else d.strategy.cp
+
+
 def stage_layers(layers: int, pp: int) -> list[tuple[int, int]]:
     """Layers [start, end) of each stage. As vLLM's ``get_pp_indices``: what is over goes to the stages before the last,
     from behind, since the last has the head.

@@ -9,8 +9,11 @@ from deployments import GIB, H20, H200, cut, deployment
 from hypothesis import given
 from hypothesis import strategies as st
 
+from longread.plan.cards import parse_hardware
 from longread.plan.deployment import Strategy
+from longread.plan.frontend import load_seconds
 from longread.plan.gpu_memory import capacity, gpu_memory, max_context, require_room, triangle
+from longread.plan.peer_capacity import peer_capacity
 from longread.plan.shards import check_strategy, stage_layers, stage_weights, weight_bytes
 from longread.spec.errors import ConfigError
 from longread.spec.releases import release
@@ -188,11 +191,28 @@ def test_cache_is_copied_by_tp_and_cut_by_the_others() -> None:
         return sum(gpu_memory(deployment(model, strategy=strategy, engine="sglang")).kv_per_token.values())
 
     assert per_token(Strategy(8)) == per_token(Strategy(1)) == 48_068
-    assert per_token(Strategy(2, cp=4)) == 48_068 / 4
     assert per_token(Strategy(4, pp=2)) in (48_068 / 61 * 30, 48_068 / 61 * 31)
-    said = gpu_memory(deployment("DeepSeek-V4-Flash", strategy=Strategy(4, cp=2), engine="sglang")).sharing
+    split = deployment("DeepSeek-V4-Flash", strategy=Strategy(4, cp=2), engine="longread")
+    said = gpu_memory(split).sharing
     assert said["csa"] == "copied to 4 cards, tokens split over 2 cards (cp)"
     assert said["window"] == "copied to 4 cards, copied to all 2 cp cards"
+
+
+def test_sglang_context_parallelism_copies_the_cache() -> None:
+    """It splits a prompt's tokens while they are read, and gathers their cache to every card."""
+    shape = {"strategy": Strategy(1, cp=8), "on": H200, "max_model_len": 131072 + 512, "max_num_seqs": 16}
+    own = deployment("DeepSeek-V3.2", engine="longread", **shape)
+    theirs = deployment("DeepSeek-V3.2", engine="sglang", **shape)
+    assert sum(gpu_memory(own).kv_per_token.values()) == 48_068 / 8
+    assert sum(gpu_memory(theirs).kv_per_token.values()) == 48_068
+    assert set(gpu_memory(theirs).sharing.values()) == {"copied to 8 cards"}
+    said = peer_capacity(theirs)
+    assert said.token_bytes == 48_068
+    assert said.sessions == pytest.approx(capacity(theirs).sessions, rel=0.01)
+    assert said.sessions < 16 < said.ours  # longread's cache would split the same bytes
+    real = parse_hardware("8xH20-141")
+    slow, quick = (load_seconds(replace(d, hardware=real), 131072, "host")["load host"] for d in (theirs, own))
+    assert slow == 8 * quick
 
 
 def test_rings_and_snapshots_of_a_sequence() -> None:

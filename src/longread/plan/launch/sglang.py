@@ -38,7 +38,6 @@ def sglang_launch(d: Deployment, workload: Workload | None, options: Options) ->
     version = version_of(options, VERSIONS, "SGLang")
     _refuse(d, options, version)
     memory = reasons.checked(d, workload, options)
-    _refuse_copies(d, memory)
     flags = [
         *_address(d, options),
         *_parallel(d, version),
@@ -94,24 +93,6 @@ def _refuse_context_parallel(d: Deployment, name: str, version: str) -> None:
             f"{name} gives context parallelism all GPUs of a stage; use tp=1 with cp={s.tp * s.cp} instead of "
             f"tp={s.tp} with cp={s.cp}"
         )
-
-
-def _refuse_copies(d: Deployment, memory: GpuMemory) -> None:
-    """SGLang's prefill context parallelism copies the cache to every GPU, where the plan splits it."""
-    if d.strategy.cp == 1:
-        return
-    one = _copied(d, memory)
-    if one > memory.free:
-        raise ConfigError(
-            f"SGLang keeps the whole cache on each of the {d.strategy.cp} GPUs of context parallelism: one sequence of "
-            f"{d.max_model_len:,} tokens is {reasons.gib(one)} a GPU, {reasons.gib(memory.free)} are free; lower "
-            "max_model_len, or use dp or pp"
-        )
-
-
-def _copied(d: Deployment, memory: GpuMemory) -> int:
-    whole = replace(memory, kv_per_token={name: size * d.strategy.cp for name, size in memory.kv_per_token.items()})
-    return whole.session_bytes(d.max_model_len)
 
 
 def cache_type(d: Deployment) -> tuple[str, str]:
@@ -338,12 +319,6 @@ def _process(d: Deployment, options: Options, p: Process) -> Process:
 
 def _notes(d: Deployment, memory: GpuMemory, workload: Workload | None, options: Options, version: str) -> list[str]:
     lines = [*reasons.common_notes(d, memory, workload), f"pip install sglang=={version} (torch {TORCH[version]})"]
-    if d.strategy.cp > 1:
-        fits = memory.free / _copied(d, memory)
-        lines.append(
-            f"SGLang's context parallelism copies the cache to all {d.strategy.cp} GPUs: it holds {fits:.1f} sequences "
-            f"of {d.max_model_len:,}, not the number above"
-        )
     if workload is not None and workload.concurrency > 1 and workload.isl > d.chunk:
         lines.append(
             "SGLang has one request in mid-prefill at a time (sglang#34623): short ones wait behind a long prompt"
