@@ -5,13 +5,16 @@ needs none. What is not a time (peak memory) is left to others.
 """
 
 import json
+import math
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from longread.plan.cards import parse_hardware
 from longread.plan.deployment import Deployment, Strategy
+from longread.plan.given_file import read_given
 from longread.plan.published import Run
 from longread.spec.config_json import spec_from_config
 from longread.spec.errors import ConfigError
@@ -20,6 +23,8 @@ from longread.spec.model import ModelSpec
 from longread.spec.releases import release
 
 SCHEMA = 1
+FILE_BYTES = 2**24
+_MOST = 2**31  # tokens or requests of a figure
 _QUESTION = 32  # new tokens of a warm figure: the same document with another question
 
 
@@ -31,12 +36,9 @@ def read_runs(
     ``specs``: models by the names in the file, where it does not hold them itself. Raises ``ConfigError``: not a result
     file, another schema, no time in it, or a model that nothing describes.
     """
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: not a readable result file ({error})") from error
-    if not isinstance(document, dict) or document.get("schema") != SCHEMA or "figures" not in document:
-        raise ConfigError(f"{path}: not a result of `longread bench` with schema {SCHEMA}")
+    document = _document(path)
+    if isinstance(document, str):
+        raise ConfigError(f"{path}: {document}")
     runs = []
     for figure in document["figures"]:
         run = _run(path, document, figure, hardware, specs or {})
@@ -47,6 +49,36 @@ def read_runs(
     return tuple(runs)
 
 
+def other_kind(path: Path) -> str | None:
+    """What ``path`` is instead of a result of `longread bench`; None: it is one.
+
+    Raises ``ConfigError`` for what cannot be read, and for a .json that is no JSON: damaged, not of another kind.
+    """
+    if path.is_dir():
+        return "a folder"
+    if path.suffix.lower() != ".json" and path.is_file():
+        return f"not JSON by its name ({path.suffix or 'no ending'})"
+    found = _document(path)
+    return found if isinstance(found, str) else None
+
+
+def _document(path: Path) -> Mapping[str, Any] | str:
+    """The file's object, or what it is instead of a result."""
+    try:
+        document = json.loads(read_given(path, FILE_BYTES, "a result file"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file, so not a readable result of `longread bench`") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: not a readable result file (nested without end)") from None
+    except ValueError as error:
+        raise ConfigError(f"{path}: not a readable result file ({error})") from None
+    if not isinstance(document, dict) or not isinstance(document.get("figures"), list):
+        return "not a result of `longread bench` (it has no figures)"
+    if document.get("schema") != SCHEMA:
+        return f"not a result of `longread bench` with schema {SCHEMA}"
+    return document
+
+
 def _run(
     path: Path,
     document: Mapping[str, Any],
@@ -55,14 +87,14 @@ def _run(
     specs: Mapping[str, ModelSpec],
 ) -> Run | None:
     try:
-        quantity, label, value = figure["quantity"], figure["model"], median(figure["samples"])
+        quantity, label, value = figure["quantity"], str(figure["model"]), float(median(figure["samples"]))
         context, batch = int(figure["context"]), int(figure["batch"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"{path}: a figure without model, quantity, context, batch or samples ({error})") from error
     if quantity not in ("TTFT, cold", "TTFT, warm", "decode"):
         return None
-    if value <= 0:
-        raise ConfigError(f"{path}: {label}, {quantity}: {value} is no measurement")
+    if not (0 < value < math.inf and 1 <= context <= _MOST and 1 <= batch <= _MOST):
+        raise ConfigError(f"{path}: {label}, {quantity}: {value:g} at {context} x {batch} is no measurement")
     deployment = _deployment(path, document, _spec(path, document, label, specs), hardware)
     source = f"{path.name} ({document.get('date', 'no date')}, commit {document.get('commit', 'unknown')})"
     common = {"name": label, "source": source, "deployment": deployment, "here": True, "text": False}
@@ -76,8 +108,9 @@ def _run(
 def _spec(path: Path, document: Mapping[str, Any], label: str, specs: Mapping[str, ModelSpec]) -> ModelSpec:
     if label in specs:
         return specs[label]
-    config = document.get("models", {}).get(label)
-    if config is not None:
+    models = document.get("models")
+    config = models.get(label) if isinstance(models, dict) else None
+    if isinstance(config, dict):
         return spec_from_config(config, label=label)
     try:
         return release(label)
@@ -91,6 +124,11 @@ def _spec(path: Path, document: Mapping[str, Any], label: str, specs: Mapping[st
 def _deployment(path: Path, document: Mapping[str, Any], spec: ModelSpec, hardware: Hardware | None) -> Deployment:
     """As the file says; else one replica of Longread on this machine's CPU, cache in the weights' plain type."""
     said = document.get("deployment", {})
+    if not isinstance(said, dict) or not isinstance(said.get("strategy", {}), dict):
+        raise ConfigError(f"{path}: deployment and its strategy must be objects")
+    splits = {field.name for field in fields(Strategy)}
+    if unknown := set(said.get("strategy", {})) - splits:
+        raise ConfigError(f"{path}: strategy has unknown keys {', '.join(sorted(unknown))}")
     known = {"hardware", "strategy", "engine", "experts", "cache", "chunk"}
     if unknown := set(said) - known:
         raise ConfigError(

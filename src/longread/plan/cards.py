@@ -7,6 +7,7 @@ import difflib
 import os
 import re
 import tomllib
+import unicodedata
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
@@ -20,6 +21,7 @@ from longread.spec.hardware import Card, Figure, Hardware
 TABLE = "plan/cards.toml"
 CPU = "cpu"
 _COUNT = re.compile(r"\s*([+-]?\d+(?:\.\d+)?)\s*[x×*]\s*", re.IGNORECASE)
+_ODD = re.compile(r"[^A-Za-z0-9 ._()/-]")  # characters that would be dropped: a typing error, or not a name at all
 _FAR = 0.5  # names less alike than this are no help
 
 
@@ -58,7 +60,7 @@ def parse_hardware(text: str) -> Hardware:
     Raises ConfigError: nothing given, 0 or negative counts, an unknown card (naming those near), a file that is
     incomplete (naming key and file).
     """
-    text = text.strip()
+    text = unicodedata.normalize("NFKC", text).strip()  # full-width digits and signs
     if not text:
         raise ConfigError(f"no hardware given; write 8xH20-96, a TOML file, or one of {', '.join(card_names())}")
     if text.lower().endswith(".toml") or (("/" in text or os.sep in text) and "@" not in text):
@@ -139,6 +141,8 @@ def _this_cpu(entry: _Entry) -> Hardware:
 
 
 def _entry(name: str) -> _Entry:
+    if (odd := _ODD.search(name)) is not None:
+        raise ConfigError(f"{name.strip()[:64]!r}: {odd[0]!r} is in no card's name; write such as 8xH20-96")
     found = _by_name().get(_plain(name))
     if found is None:
         near = difflib.get_close_matches(_plain(name[:64]), _by_name(), n=3, cutoff=_FAR)

@@ -13,6 +13,7 @@ A machine file::
 
 import difflib
 import json
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
@@ -20,10 +21,12 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, cast, get_args
 
+from longread.plan.given_file import read_given
 from longread.spec.errors import ConfigError
 from longread.spec.hardware import Architecture, Card, Figure, Hardware, Mark, Rate
 
-FILE_BYTES = 2**20
+FILE_BYTES = 2**16  # what a probe writes takes 4 KiB
+DOTS_MAX = 64  # in one line outside of strings: tomllib takes quadratic time for a key of many parts
 LEAST, MOST = 1e-9, 1e30  # of a figure's value, in whatever unit
 NODES_MAX = 4096
 GPUS_MAX = 128
@@ -59,6 +62,9 @@ RATES, MARKS, ARCHITECTURES = get_args(Rate), get_args(Mark), get_args(Architect
 # What was measured may lie above the sheet: GeForce cards clock past the "boost" that their sheets count with
 # (a 5090 by 15 %). Much more than that is a slip of units.
 ABOVE_THE_SHEET = 1.3
+# Bytes/s of a card's memory that are believed: a slow CPU's channel to four times a B200. Outside, a unit slipped.
+BANDWIDTHS = (1e9, 5e13)
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"|' + "'[^']*'" + r"")
 
 
 def read_machine(path: Path, find: Callable[[str], Card]) -> Hardware:
@@ -129,6 +135,12 @@ def read_card(name: str, data: Mapping[str, Any], where: str, origin: str, base:
 def _consistent(card: Card, where: str, origin: str) -> Card:
     if card.usable.value > card.memory.value:
         raise ConfigError(f"{origin}: {where}usable ({card.usable.value:,.0f} B) is more than memory")
+    low, high = BANDWIDTHS
+    if not low <= card.bandwidth.value <= high:
+        raise ConfigError(
+            f"{origin}: {where}bandwidth is {card.bandwidth.value:.3g} B/s; no memory has less than {low / 1e9:g} GB/s or "
+            f"more than {high / 1e12:g} TB/s: is the unit right?"
+        )
     pairs: list[tuple[str, Figure | None, Figure | None]] = [("bandwidth", card.bandwidth, card.measured_bandwidth)]
     pairs += [(f"flops.{rate}", card.flops.get(rate), figure) for rate, figure in card.measured_flops.items()]
     for key, peak, measured in pairs:
@@ -212,18 +224,17 @@ def _text(text: str) -> str:
 
 def _load(path: Path, origin: str) -> Mapping[str, Any]:
     try:
-        place = path.expanduser()
-        if place.is_dir():
-            raise ConfigError(f"{origin} is a folder; give the TOML file that describes the machine")
-        size = place.stat().st_size
-        if size > FILE_BYTES:
-            raise ConfigError(f"{origin}: {size:,} bytes are no description of a machine")
-        return tomllib.loads(place.read_text(encoding="utf-8"))
+        text = read_given(path, FILE_BYTES, "the TOML file that describes the machine")
     except FileNotFoundError:
         raise ConfigError(f"{origin}: no such file; `longread probe --output {origin}` measures this machine") from None
-    except OSError as error:
-        raise ConfigError(f"{origin}: {error.strerror or error}") from None
-    except (ValueError, RuntimeError) as error:  # not TOML, not UTF-8, nested or long without end, ~nobody
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.count(".") > DOTS_MAX and _STRING.sub("", line).count(".") > DOTS_MAX:
+            raise ConfigError(
+                f"{origin}: line {number} has more than {DOTS_MAX} dots outside of texts; no key has them"
+            )
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # not TOML, nested without end
         raise ConfigError(f"{origin}: not a TOML file: {str(error)[:200]}") from None
 
 
