@@ -97,7 +97,7 @@ def _run(
         raise ConfigError(f"{path}: {label}, {quantity}: {value:g} at {context} x {batch} is no measurement")
     deployment = _deployment(path, document, _spec(path, document, label, specs), hardware)
     source = f"{path.name} ({document.get('date', 'no date')}, commit {document.get('commit', 'unknown')})"
-    common = {"name": label, "source": source, "deployment": deployment, "here": True, "text": False}
+    common: dict[str, Any] = {"name": label, "source": source, "deployment": deployment, "here": True, "text": False}
     if quantity == "decode":  # tokens/s of the whole batch
         return Run(metric="tpot", value=batch / value, isl=context, batch=batch, **common)
     if quantity == "TTFT, warm":

@@ -9,8 +9,8 @@ from longread.spec.errors import ConfigError
 def read_given(path: Path, most: int, what: str) -> str:
     """At most ``most`` bytes of ``path``, which should be ``what`` ("a result file").
 
-    Raises ``FileNotFoundError``, and ``ConfigError``: a folder, a pipe or device (reading would wait, or never end), too
-    large, not UTF-8, or not readable.
+    Raises ``FileNotFoundError``, and ``ConfigError``: a folder, a pipe or device (reading would wait, or never end),
+    too large, not UTF-8, or not readable.
     """
     shown = str(path) if len(str(path)) <= 200 else f"...{str(path)[-190:]}"
     try:

@@ -138,8 +138,8 @@ def _consistent(card: Card, where: str, origin: str) -> Card:
     low, high = BANDWIDTHS
     if not low <= card.bandwidth.value <= high:
         raise ConfigError(
-            f"{origin}: {where}bandwidth is {card.bandwidth.value:.3g} B/s; no memory has less than {low / 1e9:g} GB/s or "
-            f"more than {high / 1e12:g} TB/s: is the unit right?"
+            f"{origin}: {where}bandwidth is {card.bandwidth.value:.3g} B/s; memories have between {low / 1e9:g} GB/s "
+            f"and {high / 1e12:g} TB/s: is the unit right?"
         )
     pairs: list[tuple[str, Figure | None, Figure | None]] = [("bandwidth", card.bandwidth, card.measured_bandwidth)]
     pairs += [(f"flops.{rate}", card.flops.get(rate), figure) for rate, figure in card.measured_flops.items()]
