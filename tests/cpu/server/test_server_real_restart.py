@@ -4,6 +4,7 @@ what it had read; a server that is told to end keeps what was computed.
 
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -78,9 +79,9 @@ def serving(model: Path, log: Path) -> Iterator[Served]:
 
 
 def begun(server: Served, text: str) -> tuple[threading.Thread, list[httpx.Response]]:
-    """A prompt that is being read: some of its steps are done."""
+    """A prompt that is being read: some of its steps are done. Its answer would take minutes."""
     answers: list[httpx.Response] = []
-    thread = threading.Thread(target=lambda: answers.append(server.ask(text)))
+    thread = threading.Thread(target=lambda: answers.append(server.ask(text, 8000)))
     pages = server.metric("pages_held") + server.metric("pages_cached")
     thread.start()
     end = time.monotonic() + 60
@@ -118,6 +119,12 @@ def test_a_killed_engine_comes_back_with_what_it_had_read(model: Path, tmp_path:
         assert reused(after)["disk_tokens"] > 0.8 * reused(after)["prompt_tokens"]
         assert server.ask(KILLED).status_code == 200
         assert "killed by SIGKILL" in log.read_text()
+        last = server.worker()
+        server.process.kill()
+        server.process.wait()
+        assert not psutil.wait_procs([last], timeout=10)[1]
+        with socket.create_server(("127.0.0.1", int(server.url.rpartition(":")[2]))):
+            pass  # nobody holds the port
 
 
 def test_a_server_that_ends_keeps_what_was_computed(model: Path, tmp_path: Path) -> None:
