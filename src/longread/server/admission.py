@@ -247,14 +247,17 @@ class Admission:
         allowed = self._allowed(unread, info, cost)
         if cost is None or not allowed or (not self._backlog and self.in_flight < info.max_num_seqs):
             return
-        seconds, reading = self._wait(unread, info, cost)
         most, reason, name = min(allowed)
+        rate, passing = self._pace(info, cost).rate(), self.in_flight < info.max_num_seqs
+        if passing and self._backlog.below(most * rate):  # most of the time there is nothing to look at
+            return
+        seconds, reading = self._wait(unread, info, cost)
         if seconds <= most:
             return
-        rate, rest = self._pace(info, cost).rate(), 0.0
+        rest = 0.0
         if reading > most:
-            own, passing = sum(each.tokens for each in unread), self.in_flight < info.max_num_seqs
-            rest = self._backlog.excess(most * rate, own, passing) / rate
+            own = sum(each.tokens for each in unread)
+            rest = self._backlog.excess(most * rate, own, unread[0].request_class, passing) / rate
         raise _refusal(
             reason, f"this request would wait about {seconds:.2g} s for others, {name}", max(seconds - most, rest)
         )

@@ -97,15 +97,17 @@ class Backlog:
         outside = sum(min(sum(owners.values()), inside * WEIGHTS[other] / weight) for other, owners in classes.items())
         return inside + outside - tokens
 
-    def excess(self, most: float, tokens: int, passing: bool) -> float:
+    def excess(self, most: float, tokens: int, request_class: RequestClass, passing: bool) -> float:
         """Tokens that have to be read until no more than ``most`` are ahead of a prompt of ``tokens``.
 
-        What is ahead is part of what is left, so that is enough in whichever order the backlog is read. Where one party
-        has it all, the short prompts get at least half of what is read, which may be enough sooner.
+        What is ahead is part of what is left, so that is enough in whichever order the backlog is read. Where it is all
+        of one owner and of the prompt's class, the short ones get at least half of what is read, which may be enough
+        sooner.
         """
         lefts = [unread.left for unread in self._unread.values()]
         enough = sum(lefts) - most
-        alone = len({(unread.request_class, unread.owner) for unread in self._unread.values()}) == 1
+        parties = {(unread.request_class, unread.owner) for unread in self._unread.values()}
+        alone = len(parties) == 1 and next(iter(parties))[0] == request_class
         # Long ones that are too much by themselves would have to be read, too.
         if passing and alone and sum(tokens for left in lefts if left > tokens) <= most:
             enough = min(enough, 2 * (sum(min(left, tokens) for left in lefts) - most))

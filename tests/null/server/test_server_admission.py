@@ -5,7 +5,7 @@ from array import array
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from longread.engine import policy
@@ -95,6 +95,7 @@ prompts = st.tuples(st.integers(1, 30_000), st.sampled_from(sorted(PRIORITIES)),
 
 
 @settings(max_examples=150, deadline=None)
+@example([*[(tokens, "interactive", "") for tokens in (9000, 9000, 4900)], (2488, "batch", "")], None, None, 1.0, 0.0)
 @given(
     arrivals=st.lists(prompts, max_size=14),
     ttft=st.sampled_from([None, 0.5, 2.0]),
