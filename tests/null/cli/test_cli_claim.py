@@ -46,7 +46,9 @@ def test_options_add_to_a_sentence(capsys: Capture) -> None:
     document = json.loads(out)
     assert document["claim"]["hardware"] == ["8xH20-96", "8xH20-141"]
     assert [f["group"] for f in document["cases"][0]["findings"]] == ["first token", "memory"]
-    code, _, err = run(capsys, "512K in 168 ms on 8xH20 V4-Flash", "--hardware", "8xH20-96", "--throughput", "200k/user")
+    code, _, err = run(
+        capsys, "512K in 168 ms on 8xH20 V4-Flash", "--hardware", "8xH20-96", "--throughput", "200k/user"
+    )
     assert (code, err) == (4, "")
 
 
