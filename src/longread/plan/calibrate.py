@@ -2,15 +2,17 @@
 
 A run's factor is measured / raw time. Factors are averaged in logarithms over a tree (phase, kind of attention, kind
 of card, engine, deployment); a node's mean is drawn to its parent's by how much nodes of that depth differ (empirical
-Bayes), so a deployment that nobody ran gets its relatives' mean and a wide interval. Intervals are meant to hold 95 %:
-Student's t times the spread that is left at each depth below the match.
+Bayes), so a deployment that nobody ran gets its relatives' mean and a wide interval. Cards of one kind share a
+deployment's factor: on the faster of two it is never slower. Intervals are meant to hold 95 %: Student's t times the
+spread that is left at each depth below the match; runs of one deployment that disagree more than runs of one deployment
+usually do, widen its own.
 
-What leave-one-out does not show: eight constants of ``efficiency`` and ``communication`` (streams and weight-only
-shares, launch, four of kernel issue, the network's start) were set by hand on some of the same runs, and so were the
-readings of what sources leave open (``unknown`` in the table). They stay fixed when a run is left out.
+What leave-one-out does not show: the constants of ``HAND_SET`` were set by hand on some of the same runs, and so were
+the readings of what sources leave open (``unknown`` in the table). They stay fixed when a run is left out.
 """
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,11 +35,13 @@ from longread.spec.model import ModelSpec
 Phase = Literal["prefill", "decode", "warm"]
 Place = tuple[str, ...]
 DEPTHS = ("phase", "attention", "card", "engine", "deployment")
-# Spread (log) that is never assumed smaller, by depth: two kinds that happen to agree prove little.
+_H20 = re.compile(r"H20\b")  # H20-96, H20-141; not H200, which is seven times as fast
+WARM_TOKENS = 512  # up to so many new tokens a request is warm: none of the runs behind that factor had more than 32
+# Spread (log) that is never assumed smaller, by depth: two kinds that happen to agree prove little. Assumed.
 _LEAST = {1: 0.25, 2: 0.20, 3: 0.15, 4: 0.12, 5: 0.15}
 _WITHIN_LEAST = 0.06
-# Student's t for 95 % by degrees of freedom; one degree (12.7) is cut: an interval of a factor 100 says nothing.
-_T = {1: 6.3, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 10: 2.23, 15: 2.13, 20: 2.09, 30: 2.04}
+# Student's t for 95 % by degrees of freedom, but one degree has 90 %'s: 95 % (12.7) would be a factor of 100.
+_T = {1: 6.31, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 10: 2.23, 15: 2.13, 20: 2.09, 30: 2.04}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +70,13 @@ class Sample:
     source: str
 
 
+def phase(new: int, cached: int) -> Phase:
+    """Whose factors a prompt of ``new`` tokens behind ``cached`` ones has."""
+    return "warm" if cached and new <= WARM_TOKENS else "prefill"
+
+
 def path_of(d: Deployment, phase: Phase, variant: str = "") -> Place:
-    """The groups of a prediction, widest first."""
+    """The groups of a prediction, widest first, and the card within its kind."""
     if d.spec.shared_kv is not None:
         attention = "v4.1"
     elif d.spec.compressed is not None:
@@ -75,10 +84,10 @@ def path_of(d: Deployment, phase: Phase, variant: str = "") -> Place:
     else:
         attention = "sparse MLA" if d.spec.indexer is not None else "dense MLA"
     card = d.hardware.card
-    kind = "H20" if card.name.startswith("H20") else card.architecture
+    kind = "H20" if _H20.match(card.name) else card.architecture
     strategy = replace(d.strategy, replicas=1).label
-    own = "/".join([d.spec.label, strategy, card.name, expert_format(d), variant])
-    return (phase, attention, kind, d.engine, own)
+    own = "/".join([d.spec.label, strategy, expert_format(d), variant])
+    return (phase, attention, kind, d.engine, own, card.name)
 
 
 class Factors:
@@ -88,7 +97,7 @@ class Factors:
         self._samples = list(samples)
         self._by_path: dict[Place, list[Sample]] = defaultdict(list)
         for sample in self._samples:
-            for depth in range(len(sample.path) + 1):
+            for depth in range(len(DEPTHS) + 1):
                 self._by_path[sample.path[:depth]].append(sample)
         self._plain = {path: self._plain_mean(path) for path in sorted(self._by_path, key=len, reverse=True)}
         self._spread = {depth: self._spread_at(depth) for depth in range(1, len(DEPTHS) + 1)}
@@ -101,45 +110,52 @@ class Factors:
         """Groups at the end of the tree: no more means than these are free."""
         return sum(1 for path in self._means if len(path) == len(DEPTHS))
 
-    def effective_parameters(self) -> float:
-        """How many free means the fit amounts to: the sum of what each run moves its own prediction by."""
-        moved, step = 0.0, 0.01
-        for index, sample in enumerate(self._samples):
-            nudged = [*self._samples]
-            nudged[index] = replace(sample, log=sample.log + step)
-            moved += (Factors(nudged)._means[sample.path] - self._means[sample.path]) / step
-        return moved
-
     @property
     def runs(self) -> int:
         return len(self._samples)
 
     def scale(self, path: Place) -> Scale:
         """The factor for a prediction at ``path``, from its deepest group with runs."""
-        depth = max(n for n in range(len(path) + 1) if path[:n] in self._by_path or n == 0)
-        node = path[:depth]
         if not self._samples:
-            return Scale(0.7, 1.3, 3.0, "roofline", "no run to compare with: kernels and links only")
+            return Scale(0.7, 1.3, 3.0, "roofline", "no run to compare with: kernels and links, losses assumed")
+        depth = max(n for n in range(len(DEPTHS) + 1) if path[:n] in self._by_path)
+        node = path[:depth]
         members = self._by_path[node]
-        count = len(members) if depth == len(DEPTHS) else len({s.path[: depth + 1] for s in members})
-        below = [self._spread[level][0] for level in range(depth + 1, len(DEPTHS) + 1)] + [self._within[0]]
-        step = below[0]
-        variance = sum(s * s for s in below) + step * step / count
-        freedom = self._spread[depth + 1][1] if depth < len(DEPTHS) else self._within[1]
-        reach = _student(freedom) * math.sqrt(variance)
+        if depth == len(DEPTHS):
+            step, freedom = self._inside(node)
+            variance, count = step * step, len(members)
+        else:
+            below = [self._spread[level][0] for level in range(depth + 1, len(DEPTHS) + 1)] + [self._within[0]]
+            step, freedom = self._spread[depth + 1]
+            variance, count = sum(s * s for s in below), len({s.path[: depth + 1] for s in members})
+        reach = _student(freedom) * math.sqrt(variance + step * step / count)
         mean = self._means[node]
-        provenance, words = self._origin(depth, members)
+        provenance, words = self._origin(depth, members, path[len(DEPTHS) :])
         return Scale(math.exp(mean - reach), math.exp(mean), math.exp(mean + reach), provenance, words)
 
-    def _origin(self, depth: int, members: list[Sample]) -> tuple[Provenance, str]:
-        sources = sorted({s.source for s in members})
-        words = (
-            f"{len(members)} run{'s' if len(members) > 1 else ''} of the same {DEPTHS[depth - 1] if depth else 'kind'}"
-        )
+    def _origin(self, depth: int, members: list[Sample], card: Place) -> tuple[Provenance, str]:
+        same = [s for s in members if s.path[len(DEPTHS) :] == card]
+        found = same if depth == len(DEPTHS) and same else members
+        sources = sorted({s.source for s in found})
+        words = f"{len(found)} run{'s' if len(found) > 1 else ''} of the same {DEPTHS[depth - 1] if depth else 'kind'}"
+        if depth == len(DEPTHS) and not same:
+            words += f" on {', '.join(sorted({s.path[-1] for s in members}))}"
         words += f": {'; '.join(sources[:3])}" + ("; ..." if len(sources) > 3 else "")
-        if depth == len(DEPTHS):
-            return ("measured here" if all(s.here for s in members) else "measured elsewhere"), words
+        logs = [s.log for s in found]
+        if depth == len(DEPTHS) and max(logs) - min(logs) > math.log(2):
+            words += f" (they lie {math.exp(min(logs)):.1f} to {math.exp(max(logs)):.1f} times above kernels and links)"
+        if depth == len(DEPTHS) and same:
+            return ("measured here" if all(s.here for s in same) else "measured elsewhere"), words
         return ("interpolated" if depth >= 3 else "roofline"), words
+
+    def _inside(self, leaf: Place) -> tuple[float, int]:
+        """Spread of one deployment's runs and its degrees of freedom: the usual one, or its own where that is larger."""
+        members = self._by_path[leaf]
+        if len(members) > 1:
+            own = math.sqrt(sum((s.log - self._plain[leaf]) ** 2 for s in members) / (len(members) - 1))
+            if own > self._within[0]:
+                return own, len(members) - 1
+        return self._within
 
     @property
     def _within(self) -> tuple[float, int]:
@@ -191,7 +207,7 @@ class Factors:
             return self._plain[path]
         depth, members = len(path), self._by_path[path]
         if depth == len(DEPTHS):
-            inside, count = self._within[0], len(members)
+            inside, count = self._inside(path)[0], len(members)
         else:
             inside, count = self._spread[depth + 1][0], len({s.path[: depth + 1] for s in members})
         weight = inside**2 / self._spread[depth][0] ** 2
@@ -206,11 +222,11 @@ def raw_value(run: Run) -> float:
     """The run's metric by kernels and links alone, in its own unit."""
     d = run.deployment
     if run.metric == "tpot":
-        return sum(decode_step(d, run.batch, run.isl, graphs=run.graphs).values())
+        return sum(decode_step(d, run.batch, run.isl).values())
     if run.metric == "prefill":
         return prefill_rate(d, run.isl)
     if run.metric == "throughput":
-        return run.osl / sum(request_seconds(d, run.isl, run.cached, run.osl, run.concurrency, graphs=run.graphs))
+        return run.osl / sum(request_seconds(d, run.isl, run.cached, run.osl, run.concurrency))
     parts = front_end(d, run.isl, text=run.text) if run.cached else {}
     return sum(parts.values()) + sum(prefill(d, run.isl - run.cached, run.cached, groups=run.groups).values())
 
@@ -219,7 +235,7 @@ def phase_of(run: Run) -> Phase:
     """Which factors a run informs. A throughput of short prompts is decode."""
     if run.metric in ("tpot", "throughput"):
         return "decode"
-    return "warm" if run.cached else "prefill"
+    return phase(run.isl - run.cached, run.cached)
 
 
 def sample_of(run: Run) -> Sample:
@@ -281,20 +297,14 @@ def leave_one_out(*, by: Literal["run", "deployment"] = "run") -> tuple[Held, ..
         others = [
             other
             for row, other in pairs
-            if row.fit and row is not run and not (by == "deployment" and other.path == sample.path)
+            if row.fit
+            and row is not run
+            and not (by == "deployment" and other.path[: len(DEPTHS)] == sample.path[: len(DEPTHS)])
         ]
         factor = math.exp(sample.log)
         raw = run.value / factor if run.metric in ("ttft", "tpot") else run.value * factor
         held.append(Held(run, predict(run, Factors(others), raw)))
     return tuple(held)
-
-
-def uncalibrated_error() -> float:
-    """Median absolute relative error of kernels and links alone, without factors.
-
-    Not out of sample: see the module's note on constants that were set on some of these runs.
-    """
-    return median(abs(math.exp(-sample.log) - 1) for run, sample in published_samples() if run.fit)
 
 
 def median_error(held: Sequence[Held]) -> float:

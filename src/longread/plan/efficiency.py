@@ -60,9 +60,6 @@ LAUNCH_SECONDS = 1.4e-6  # between kernels of a CUDA graph: V4-Flash 32 layers, 
 ISSUE_ONCE = 12e-3
 ISSUE_SECONDS = {"v4": 4.0e-3, "mla": 2.5e-3}
 OWN_ISSUE_SHARE = 0.5
-# Decode without a graph over the whole step, per layer: V3-0324 and V3.2 on 8 x H20 with early engines lie that far
-# above their bytes at every batch (33-45 ms at batch 1, 93 ms at 64). Only runs of such engines use it.
-DECODE_ISSUE_SECONDS = 0.45e-3
 STEP_SECONDS = 1.0e-3  # scheduling and sampling of a step that nothing hides
 
 

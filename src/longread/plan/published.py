@@ -24,8 +24,8 @@ class Run:
 
     ``value`` in seconds (ttft, tpot) or tokens/s (throughput, prefill). ``isl``: prompt tokens, or the context of tpot.
     ``cached`` of them were read before; ``groups`` data-parallel groups prefill at once. ``text``: HTTP and tokenizing
-    are in the value. ``graphs``: decode runs in one graph; early engines issued kernels one by one. ``fit``: whether it
-    calibrates; else ``why`` says what forbids it.
+    are in the value. ``layers``: only that many layers of the model ran. ``fit``: whether it calibrates; else ``why``
+    says what forbids it.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Run:
     osl: int = 1
     groups: int = 1
     text: bool = True
-    graphs: bool = True
+    layers: int | None = None
     variant: str = ""
     version: str = ""
     unknown: str = ""
@@ -78,7 +78,7 @@ def _table() -> dict[str, Any]:
 def _runs(series: Mapping[str, Any]) -> list[Run]:
     deployment = _deployment(series)
     shared = {
-        key: series[key] for key in ("text", "graphs", "variant", "version", "unknown", "fit", "why") if key in series
+        key: series[key] for key in ("text", "layers", "variant", "version", "unknown", "fit", "why") if key in series
     }
     return [
         Run(

@@ -11,7 +11,6 @@ from itertools import pairwise
 from longread.plan.communication import decode_communication, hand_over, prefill_communication
 from longread.plan.deployment import Deployment
 from longread.plan.efficiency import (
-    DECODE_ISSUE_SECONDS,
     ISSUE_ONCE,
     ISSUE_SECONDS,
     OWN_ISSUE_SHARE,
@@ -36,15 +35,13 @@ def prefill_step(d: Deployment, chunk: int, prefix: int, *, sequences: int = 1, 
     return parts
 
 
-def decode_step(d: Deployment, batch: int, context: int, *, graphs: bool = True) -> Parts:
-    """One token for each of ``batch`` sequences, kernels in one graph or, in early engines, issued one by one.
+def decode_step(d: Deployment, batch: int, context: int) -> Parts:
+    """One token for each of ``batch`` sequences, all kernels in one graph.
 
     Pipeline stages work on different sequences: a step is a ``pp``-th of them passing all layers.
     """
     together = -(-batch // d.strategy.pp)
     parts = {op.name: seconds(op, d.hardware.card) for op in decode_ops(d, together, context)}
-    if not graphs:
-        parts["issue of kernels"] = d.spec.layers * DECODE_ISSUE_SECONDS
     return parts | decode_communication(d, together)
 
 
@@ -110,16 +107,14 @@ def prefill_rate(d: Deployment, isl: int) -> float:
     return sequences * isl * d.strategy.dp / (sum(step.values()) / d.strategy.pp + STEP_SECONDS)
 
 
-def request_seconds(
-    d: Deployment, isl: int, cached: int, osl: int, concurrency: int, *, graphs: bool = True
-) -> tuple[float, float]:
+def request_seconds(d: Deployment, isl: int, cached: int, osl: int, concurrency: int) -> tuple[float, float]:
     """Seconds of the whole replica that one request costs, in prefill and in decode, at a steady ``concurrency``.
 
     Chunks and decode steps share the cards in turn: a request costs its prefill once, and its share of the decode
     steps that it takes part in. Data-parallel groups prefill beside each other. Prompts that arrive while another is
     read share a chunk with their like, as many as the share of time spent reading makes likely.
     """
-    step = sum(decode_step(d, concurrency, isl + osl // 2, graphs=graphs).values())
+    step = sum(decode_step(d, concurrency, isl + osl // 2).values())
     decoding = step * max(osl - 1, 0) / concurrency
     alone = reading_seconds(d, isl, cached, concurrency, 1)
     together = 1 + (concurrency - 1) * alone / (alone + decoding)

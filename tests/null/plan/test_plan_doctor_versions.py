@@ -184,6 +184,14 @@ def test_servers_and_their_traps(command: list[str], engine: str, wanted: str) -
     assert found == ([wanted] if wanted else [])
 
 
+def test_tensor_parallelism_over_two_nodes_is_a_trap_of_h20s_only() -> None:
+    server = recognise(["python", "-m", "sglang.launch_server", "--tp", "16"], 7)
+    assert server is not None
+    h200 = GpuFacts(index=0, name="NVIDIA H200", memory_total=140 * GIB, compute_capability=(9, 0))
+    assert len(list(check_serving(Facts(gpus=(H20_3E,), servers=(server,))))) == 1
+    assert not list(check_serving(Facts(gpus=(h200,), servers=(server,))))
+
+
 def test_other_processes_are_no_servers_and_secrets_stay_out() -> None:
     for command in ([], ["grep", "vllm"], ["vllm", "bench"], ["python", "train.py", "a", "b", "c", "vllm", "serve"]):
         assert recognise(command) is None

@@ -1,8 +1,10 @@
 """Predicted times: published runs left out one by one, splits that matter, parts, bounds, speed."""
 
+import math
 import time
 from dataclasses import replace
 from itertools import pairwise
+from statistics import median
 
 import pytest
 
@@ -13,7 +15,7 @@ from longread.plan.calibrate import (
     leave_one_out,
     median_error,
     path_of,
-    uncalibrated_error,
+    published_samples,
 )
 from longread.plan.cards import parse_hardware
 from longread.plan.communication import link, prefill_communication
@@ -39,23 +41,76 @@ def test_each_published_run_from_the_others() -> None:
     assert median_error(held) <= 0.20
     fitted = [h for h in held if h.run.fit]
     missed = [h for h in held if not h.holds]
-    assert len([h for h in missed if h.run.fit]) <= 0.1 * len(fitted)
+    assert len([h for h in missed if h.run.fit]) <= 0.05 * len(fitted)  # meant to hold 95 %
     for h in missed:
         assert len(h.reason) > 20, f"{h.run.label} lies outside {h.predicted} and nobody says why"
 
 
-def test_each_deployment_from_the_others() -> None:
-    held = leave_one_out(by="deployment")
-    assert median_error(held) <= 0.20
-    assert sum(h.holds for h in held if h.run.fit) >= 0.9 * sum(h.run.fit for h in held)
+def test_a_whole_deployment_left_out_is_still_inside() -> None:
+    """Its centre is further off than a run's whose siblings are known; the interval has to know that."""
+    held = [h for h in leave_one_out(by="deployment") if h.run.fit]
+    assert sum(h.holds for h in held) >= 0.95 * len(held)
+    alone = [h for h in leave_one_out() if h.run.fit]
+    pairs = [(h.predicted, one.predicted) for h, one in zip(held, alone, strict=True)]
+    wider = [whole.high / whole.low >= one.high / one.low for whole, one in pairs]
+    assert sum(wider) >= 0.9 * len(wider)
+
+
+def test_no_prediction_excludes_the_runs_that_it_cites() -> None:
+    """What ``plan`` prints for each fitted run's own deployment and load."""
+    outside = []
+    for run in published_runs():
+        d = run.deployment
+        if not run.fit or run.variant or run.metric == "prefill" or run.groups > 1:
+            continue
+        if run.metric == "tpot":
+            shown = tpot(d, run.batch, run.isl).total
+        elif run.metric == "throughput":
+            shown = throughput(d, Workload(run.isl, run.osl, concurrency=run.concurrency))
+        elif run.cached:
+            shown = ttft_warm(d, run.isl, run.isl - run.cached, text=run.text).total
+        else:
+            shown = ttft_cold(d, run.isl).total
+        if run.metric != "throughput":  # whose source is its weaker part's: the prompts'
+            assert run.source in shown.source
+        if not shown.holds(run.value):
+            outside.append(run.label)
+    # Prompts of one chunk on a pipeline of two machines: its siblings are a hundred times as long.
+    assert set(outside) <= {"V4-Pro, two nodes, PP2 CP8: TTFT 4,096"}
+
+
+def test_runs_of_one_deployment_that_disagree_widen_its_interval_only() -> None:
+    place = ("decode", "dense MLA", "H20", "vllm")
+    logs = {"a": [0.3, 1.8], "b": [0.9, 0.95, 1.0, 0.9], "c": [0.8, 0.85]}
+    factors = Factors(
+        Sample((*place, name, "H20-96"), log, False, name) for name, group in logs.items() for log in group
+    )
+    low, high = ({n: getattr(factors.scale((*place, n, "H20-96")), end) for n in logs} for end in ("low", "high"))
+    assert low["a"] < math.exp(0.3) and high["a"] > math.exp(1.8)
+    assert high["a"] / low["a"] > 4 * high["b"] / low["b"]
+    assert "1.3 to 6.0 times above" in factors.scale((*place, "a", "H20-96")).source
+
+
+def test_an_h200_is_no_h20() -> None:
+    kinds = {name: path_of(on(f"8x{name}"), "prefill")[2] for name in ("H20-96", "H20-141", "H200", "H100")}
+    assert kinds["H20-96"] == kinds["H20-141"] != kinds["H200"] == kinds["H100"]
+
+
+def test_a_sibling_card_of_the_kind_is_named() -> None:
+    run = on("8xH20-141", "V3.2")
+    assert tpot(run, 1, 2048).total.provenance == "measured elsewhere"
+    other = tpot(on("8xH20-96", "V3.2"), 1, 2048).total
+    assert other.provenance == "interpolated" and "on H20-141" in other.source
 
 
 def test_factors_are_few_against_the_runs_and_not_what_makes_it_right() -> None:
     factors = default_factors()
     assert factors.runs >= 60
     assert factors.deployments <= factors.runs / 2.5
-    assert factors.effective_parameters() <= factors.deployments
-    assert uncalibrated_error() <= 0.20  # kernels and links alone, without factors
+    # Without factors, on runs that no constant was set on: whole models that others ran.
+    others = [(run, sample) for run, sample in published_samples() if run.fit and not run.layers]
+    fair = [abs(math.exp(-s.log) - 1) for run, s in others if "tt-inference-server" not in run.source]
+    assert len(fair) >= 30 and median(fair) <= 0.20
 
 
 def test_runs_that_do_not_calibrate_say_why() -> None:

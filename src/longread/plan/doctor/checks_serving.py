@@ -3,12 +3,14 @@
 Pure: facts in, findings out.
 """
 
+import re
 from collections.abc import Iterator
 
 from longread.plan.doctor.facts import Facts, GpuFacts, Server
 from longread.plan.doctor.finding import Finding, Severity
 
 GIB = 2**30
+_H20 = re.compile(r"\bH20\b")  # H20 and H20-3e, not H200
 H20_SMALL = 100 * GIB  # below: the 96 GB card
 NCCL_DOCS = "NCCL environment variables"
 # Variable, values for which it matters (None: any but "", "0"), severity, what it does, only with several GPUs.
@@ -169,7 +171,7 @@ def _eager(server: Server) -> Iterator[Finding]:
 
 def _wide(server: Server, gpus: tuple[GpuFacts, ...]) -> Iterator[Finding]:
     value = server.value(*TP_OPTIONS) or ""
-    if value.isdigit() and int(value) >= 16 and any("H20" in (gpu.name or "") for gpu in gpus):
+    if value.isdigit() and int(value) >= 16 and any(_H20.search(gpu.name or "") for gpu in gpus):
         yield Finding(
             "warning",
             _who(server),
