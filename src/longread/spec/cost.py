@@ -85,11 +85,14 @@ class CostModel:
     prior, without negative coefficients.
 
     ``memory``: steps after which an observation counts a third. ``prior_weight``: how many steps the prior counts like,
-    for each coefficient at the size of work seen so far; what no step has exercised keeps the prior's value. Robust
+    for each coefficient at the size of work seen so far; what no step has exercised keeps the prior's value. Beside
+    that, a coefficient leaves the order of its prior only for what matters: short prompts tell next to nothing of what
+    looking back costs, and their noise would be multiplied by the length of a book. Robust
     (Huber): a step pulls with at most ``CLIP`` times what was predicted for it, so that a machine that stalls once
     moves nothing far and a lasting change is followed within a few dozen steps.
     """
 
+    FAITH = 0.1  # of a step's whole time: what it must explain that a coefficient is twice its prior
     CLIP = 3.0
     COLD = 16  # first observations, which are not held against a prior that may be far off
 
@@ -144,6 +147,8 @@ class CostModel:
         for i in range(FEATURES):
             # A prior that is ``prior_weight`` steps' worth where the feature was seen, and decides where it was not.
             ridge = normal[i][i] * self._prior_weight / self._effective or 1.0
+            if prior[i] > 0:
+                ridge += self.FAITH / (prior[i] * prior[i])
             normal[i][i] += ridge
             right[i] += ridge * prior[i]
         active = list(range(FEATURES))

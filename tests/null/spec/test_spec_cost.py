@@ -122,3 +122,20 @@ def test_nothing_that_is_measured_makes_a_cost_negative_or_endless(data: list[tu
     for rows, context, seconds in data:
         model.observe((rows, context), [(1 + context % 2048, context)], seconds)
     assert model.cost.seconds((64, 10**7), [(2048, 10**6)]) >= 0  # StepCost refuses what is negative or no number
+
+
+@pytest.mark.parametrize("slower", [0.5, 1.0, 2.5, 6.0])
+def test_short_prompts_do_not_say_what_a_book_costs(slower: float) -> None:
+    """On a machine of another speed than at the start, measured with noise."""
+    prior, rng = StepCost(9e-3, 9e-3, 1e-6, 0.0, 1.7e-3, 2e-7), random.Random(0)
+    model = CostModel(prior)
+    for _ in range(8):
+        tokens = rng.randint(8, 14)
+        work = ((0, 0), [(tokens, 0)])
+        model.observe(*work, prior.seconds(*work) * slower * rng.uniform(0.9, 1.1))
+        for i in range(20):
+            work = ((1, tokens + i), [])
+            model.observe(*work, prior.seconds(*work) * slower * rng.uniform(0.9, 1.1))
+    short, book = ((1, 20), []), ((0, 0), [(2048, 4096)])
+    assert model.cost.seconds(*short) == pytest.approx(prior.seconds(*short) * slower, rel=0.1)
+    assert prior.seconds(*book) / 2.5 < model.cost.seconds(*book) < prior.seconds(*book) * 2.5
