@@ -17,6 +17,7 @@ SPARSE_HEADS = (
 INDEX_LOGITS_LIMIT = 512 * MIB  # vLLM cuts queries to stay below (VLLM_SPARSE_INDEXER_MAX_LOGITS_MB)
 STREAM_TILE = 64 * MIB  # longread keeps one tile of index scores and folds it into the running top-k
 MLA_CONTEXT_TOKENS = 64 * 1024  # vLLM expands this much cached context to keys and values at a time (dense MLA)
+SGLANG_MLA_TOKENS = 128 * 1024  # SGLang expands this much at a time (SGLANG_MAX_KV_CHUNK_CAPACITY)
 SPARSE_CONTEXT_LENGTHS = 5  # vLLM unpacks the FP8 cache of V3.2 to bfloat16, up to 5 * max_model_len rows
 V4_GATHER_REQUESTS = 4  # vLLM unpacks the rows of 4 V4 prompts at a time (PREFILL_CHUNK_SIZE)
 GRAPH_BYTES = GIB  # H200: torch's reserved peak stayed 1.0 to 5.1 GiB above vLLM's target in V4 and V3.2 runs
@@ -105,8 +106,13 @@ def _workspace(d: Deployment) -> Part | None:
         rows = SPARSE_CONTEXT_LENGTHS * d.max_model_len + d.chunk * _padded(heads)
         size = 2 * rows * (m.kv_lora_rank + m.qk_rope_head_dim)
         return Part(size, "vLLM 0.26: 5 * max_model_len rows in bfloat16, and the concatenated queries")
-    rows = min(max(8 * d.max_model_len, 64 * d.max_num_seqs), MLA_CONTEXT_TOKENS)
     expanded = heads * (m.qk_nope_head_dim + m.v_head_dim) + m.kv_lora_rank + m.qk_rope_head_dim
+    if d.engine == "sglang":
+        rows = min(d.max_model_len, SGLANG_MLA_TOKENS)
+        keys = heads * (m.qk_nope_head_dim + m.qk_rope_head_dim)
+        why = "SGLang 0.5.23 (forward_mha.py): latents, W_kvb's output and keys of 128K tokens of context, together"
+        return Part(2 * rows * (expanded + keys), why)
+    rows = min(max(8 * d.max_model_len, 64 * d.max_num_seqs), MLA_CONTEXT_TOKENS)
     return Part(2 * rows * expanded, "vLLM 0.26: 64K tokens of context expanded to keys and values")
 
 
