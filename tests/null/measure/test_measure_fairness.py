@@ -8,7 +8,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from virtual_loads import fresh, small, two_h20
 
@@ -151,7 +151,8 @@ def test_sequences_that_outgrow_the_pool_take_turns(rings: bool) -> None:
     assert ends == sorted(ends), "the oldest is never preempted for a younger one"
 
 
-@settings(max_examples=8)  # each serves up to 1,200 requests
+# Each example serves up to 1,200 requests; shrinking would take minutes.
+@settings(max_examples=8, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(
     priority=st.sampled_from([0, 5, 100]),
     isl=st.integers(1, 2500),
