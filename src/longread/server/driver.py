@@ -246,7 +246,7 @@ class EngineDriver:
         if limits.queue_timeout is not None or self.admission.wants_progress(request, info):
             progress = self.watch(request.request_id)
             self.admission.follow(request.request_id, progress)
-        self._deadlines.start(request.request_id, limits, progress)
+        self._deadlines.start(request, limits, progress)
 
     def watch(self, request_id: str) -> "Watch":
         """Follow how far a submitted request's prompt is, step by step until it ends."""
@@ -464,7 +464,7 @@ class EngineDriver:
             while serving is not None:
                 serving = self._live_through(serving)
         except CrashLoopError as error:
-            logger.error("%s", error)
+            logger.debug("a crash loop", exc_info=error)  # raised to whoever waits for ``failed``
             self._post(self._broke, error)
         except BaseException as error:
             logger.error("the engine failed; all its requests are ended", exc_info=error)
