@@ -121,7 +121,10 @@ def _code(simulation: "Simulation") -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Raises UsageError for options that contradict each other."""
+    """Raises UsageError for options that contradict each other, ConfigError for files that cannot be written."""
+    for path in (args.requests, args.write_trace):
+        if path is not None and (path.is_dir() or not path.resolve().parent.is_dir()):
+            raise ConfigError(f"{path}: {'is a folder' if path.is_dir() else 'its folder does not exist'}")
     given = [name for name in GENERATED if getattr(args, name) is not None and name != "num_prompts"]
     if args.trace is not None:
         if given:

@@ -19,6 +19,9 @@ from longread.spec.errors import ConfigError
 
 BLOCK_TOKENS = 512
 MAX_ID = (1 << 30) - 1  # ids become token ids; those above are the simulator's
+MAX_TOKENS = 1 << 30  # of one prompt or answer
+MAX_BLOCKS = 1 << 26  # of a drawn load: half a gigabyte of identities
+MAX_TIMESTAMP = 1e12  # ms, 31 years: far above, a step would not move the clock
 LENGTHS = ((8192, "up to 8K"), (65536, "up to 64K"), (262144, "up to 256K"))
 LONGEST = "above 256K"
 _NUMBERS = ("timestamp", "input_length", "output_length")
@@ -87,6 +90,15 @@ class Mix:
         for name, value in (("rate", self.rate), ("burstiness", self.burstiness)):
             if not value > 0:
                 raise ConfigError(f"{name}={value:g}; it must be above 0")
+        for kind in self.kinds:
+            if max(kind.isl, kind.osl) > MAX_TOKENS:
+                raise ConfigError(f"{kind.name}: {max(kind.isl, kind.osl):,} tokens; at most {MAX_TOKENS:,}")
+        blocks = self.count * sum(kind.share * (kind.isl // BLOCK_TOKENS + 1) for kind in self.kinds)
+        if blocks > MAX_BLOCKS:
+            raise ConfigError(
+                f"{self.count:,} requests of {blocks / self.count * BLOCK_TOKENS:,.0f} tokens are too many to draw: at "
+                f"most {MAX_BLOCKS * BLOCK_TOKENS:,} tokens in all"
+            )
 
 
 def kind_of(isl: int) -> str:
@@ -186,6 +198,8 @@ def _request(row: object) -> Arrival:
         value = row.get(name)
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise ValueError(f"{name} must be a number, not {_told(value)}")
+    if not 0 <= row["timestamp"] <= MAX_TIMESTAMP:
+        raise ValueError(f"timestamp must be from 0 to {MAX_TIMESTAMP:g} ms, not {_told(row['timestamp'])}")
     isl, osl = (_positive(row, name) for name in ("input_length", "output_length"))
     kind, owner, priority = row.get("class", kind_of(isl)), row.get("owner", ""), row.get("priority", 0)
     for name, value, type_ in (("class", kind, str), ("owner", owner, str), ("priority", priority, int)):
@@ -196,8 +210,8 @@ def _request(row: object) -> Arrival:
 
 def _positive(row: Mapping[str, float], name: str) -> int:
     value = row[name]
-    if value != int(value) or value < 1:
-        raise ValueError(f"{name} must be a whole number from 1 on, not {_told(value)}")
+    if value != int(value) or not 1 <= value <= MAX_TOKENS:
+        raise ValueError(f"{name} must be a whole number from 1 to {MAX_TOKENS}, not {_told(value)}")
     return int(value)
 
 

@@ -41,7 +41,7 @@ def test_a_mooncake_trace_is_read_from_zero_in_order(tmp_path: Path) -> None:
     assert (first.at, first.isl, first.osl, first.kind) == (0.0, 6955, 52, "up to 8K")
     assert second.at == pytest.approx(3.053 / 2)
     assert first.blocks[:12] == second.blocks[:12]
-    assert first.runs()[-1] == (54, 6955 - 13 * BLOCK_TOKENS)
+    assert first.runs()[-1] == (2354, 6955 - 13 * BLOCK_TOKENS)
     assert sum(length for _, length in second.runs()) == 6472
     assert len(read_trace(trace, limit=1)) == 1
 
@@ -67,8 +67,14 @@ GOOD = {"timestamp": 1, "input_length": 600, "output_length": 3, "hash_ids": [1,
         ({"timestamp": None}, "timestamp must be a number, not None"),
         ({"timestamp": True}, "timestamp must be a number, not True"),
         ({"timestamp": math.inf}, "timestamp must be a number, not inf"),
-        ({"input_length": 0}, "input_length must be a whole number from 1 on, not 0"),
-        ({"output_length": 2.5}, "output_length must be a whole number from 1 on, not 2.5"),
+        ({"timestamp": -1}, "timestamp must be from 0 to 1e+12 ms, not -1"),
+        ({"timestamp": 1e300}, "timestamp must be from 0 to 1e+12 ms, not 1e+300"),
+        (
+            {"output_length": 10**18},
+            "output_length must be a whole number from 1 to 1073741824, not 1000000000000000000",
+        ),
+        ({"input_length": 0}, "input_length must be a whole number from 1 to 1073741824, not 0"),
+        ({"output_length": 2.5}, "output_length must be a whole number from 1 to 1073741824, not 2.5"),
         ({"hash_ids": [1]}, "1 hash_ids, and 600 tokens are 2 blocks of 512"),
         ({"hash_ids": [1, -2]}, "hash_ids must be a list of whole numbers"),
         ({"hash_ids": [1, MAX_ID + 1]}, "hash_ids must be a list of whole numbers"),
@@ -149,6 +155,7 @@ def test_an_infinite_rate_is_all_at_once_and_lengths_vary_as_asked() -> None:
         ((), 1.0, "a mix needs classes"),
         ((SHORT, SHORT), 1.0, "a name of its own"),
         ((SHORT,), 1.0, "must sum to 1"),
+        ((Kind("vast", 1.0, 2**31, 1),), 1.0, "vast: 2,147,483,648 tokens; at most 1,073,741,824"),
         ((SHORT, LONG), 0.0, "rate=0"),
         ((SHORT, LONG), -1.0, "rate=-1"),
     ],
@@ -156,6 +163,11 @@ def test_an_infinite_rate_is_all_at_once_and_lengths_vary_as_asked() -> None:
 def test_a_mix_that_cannot_be_is_refused(kinds: tuple[Kind, ...], rate: float, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         Mix(kinds, rate, 10)
+
+
+def test_a_load_that_would_fill_the_memory_is_refused_before_it_is_drawn() -> None:
+    with pytest.raises(ConfigError, match="1,000,000,000 requests of 1,536 tokens are too many to draw"):
+        Mix((Kind("a", 1.0, 1024, 1),), 1.0, 10**9)
 
 
 @given(
