@@ -20,7 +20,7 @@ from longread.server.backlog import MAX_KNOWN_PAGES, Backlog, KnownPages, Progre
 from longread.server.limits import TIMEOUTS, Limits
 from longread.spec.config import Slo
 from longread.spec.cost import StepCost
-from longread.spec.engine import EngineInfo, FinishEvent, GenerationRequest, class_of
+from longread.spec.engine import EngineInfo, FinishEvent, GenerationRequest, RequestClass, class_of
 from longread.spec.errors import AdmissionError, InvalidRequestError
 from longread.spec.state import PAGE_TOKENS
 
@@ -92,7 +92,7 @@ class Admission:
         self._known.limit = min(info.num_pages, MAX_KNOWN_PAGES)
         unread = self._unread(requests)
         self._check_count(len(requests), info, cost)
-        self._check_tokens(info, cost)
+        self._check_tokens(unread[0].request_class, info, cost)
         self._check_wait(unread, info, cost)
         for request, each in zip(requests, unread, strict=True):
             self._backlog.add(request.request_id, each)
@@ -230,16 +230,17 @@ class Admission:
             return self._hold * count / info.max_num_seqs
         return self._backlog.tokens / self._pace(info, cost).rate() if cost is not None else None
 
-    def _check_tokens(self, info: EngineInfo, cost: StepCost | None) -> None:
+    def _check_tokens(self, request_class: RequestClass, info: EngineInfo, cost: StepCost | None) -> None:
         limit = self.limits.max_num_queued_tokens
         if limit is None or self._backlog.below(limit):
             return
-        queued = self._backlog.tokens
+        queued = self._backlog.tokens_before(request_class)
         if queued >= limit:
+            rest = self._backlog.tokens - limit + 1  # in whichever order it is read
             raise _refusal(
                 "queued_tokens",
                 f"{queued} prompt tokens wait to be read, max_num_queued_tokens is {limit}",
-                (queued - limit + 1) / self._pace(info, cost).rate() if cost is not None else None,
+                rest / self._pace(info, cost).rate() if cost is not None else None,
             )
 
     def _check_wait(self, unread: Sequence[Unread], info: EngineInfo, cost: StepCost | None) -> None:
@@ -266,7 +267,10 @@ class Admission:
         self, unread: Sequence[Unread], info: EngineInfo, cost: StepCost | None
     ) -> list[tuple[float, str, str]]:
         """(seconds, reason, limit in words) of each limit on a call's wait for others."""
-        limits, found = self.limits, []
+        limits = self.limits
+        found: list[tuple[float, str, str]] = []
+        if unread[0].request_class == "ingest":
+            return found
         for name in TIMEOUTS:
             seconds: float | None = getattr(limits, name)
             begins = name == "queue_timeout" and self.in_flight < info.max_num_seqs  # at once, beside the others

@@ -75,6 +75,11 @@ class Backlog:
         """All that is still to be computed."""
         return sum(unread.left for unread in self._unread.values())
 
+    def tokens_before(self, request_class: RequestClass) -> int:
+        """The same of the classes that do not give way to this one."""
+        least = WEIGHTS[request_class]
+        return sum(unread.left for unread in self._unread.values() if WEIGHTS[unread.request_class] >= least)
+
     def below(self, limit: float) -> bool:
         """Whether ``tokens`` is certainly below ``limit``, in constant time."""
         return self._most < limit

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from longread.server.backlog import Progress
 from longread.server.limits import TIMEOUTS, Limits
+from longread.spec.engine import GenerationRequest, class_of
 from longread.spec.errors import DeadlineError
 
 Expire = Callable[[str, DeadlineError, str], None]
@@ -25,16 +26,18 @@ class Deadlines:
         self._expire = expire
         self._timers: dict[str, dict[str, asyncio.TimerHandle]] = {}
 
-    def start(self, request_id: str, limits: Limits, progress: Progress | None) -> None:
+    def start(self, request: GenerationRequest, limits: Limits, progress: Progress | None) -> None:
         """A request was accepted. ``progress`` tells whether its prompt is being read; needed for ``queue_timeout``."""
+        if class_of(request.priority) == "ingest":
+            return
         timers: dict[str, asyncio.TimerHandle] = {}
         for name in TIMEOUTS:
             seconds: float | None = getattr(limits, name)
             if seconds is not None:
                 loop = asyncio.get_running_loop()
-                timers[name] = loop.call_later(seconds, self._over, request_id, name, seconds, progress)
+                timers[name] = loop.call_later(seconds, self._over, request.request_id, name, seconds, progress)
         if timers:
-            self._timers[request_id] = timers
+            self._timers[request.request_id] = timers
 
     def first_token(self, request_id: str) -> None:
         """Only the limit of the whole is left."""

@@ -25,9 +25,10 @@ class Limits:
     """Frozen; a reload makes another. None: no such limit. Times in seconds. Raises ConfigError.
 
     ``max_num_queued_reqs``: requests accepted beyond those that run at once (vLLM's counts those, too).
-    ``max_num_queued_tokens``: once so many accepted prompt tokens wait to be read, more requests are refused.
-    ``queue_timeout``: until a prompt begins to be read; ``ttft_timeout``: until the first token; ``request_timeout``:
-    until the end; all from when the request was accepted.
+    ``max_num_queued_tokens``: once so many accepted prompt tokens of its class and above wait to be read, a request is
+    refused. ``queue_timeout``: until a prompt begins to be read; ``ttft_timeout``: until the first token;
+    ``request_timeout``: until the end; all from when the request was accepted. The class "ingest" has no such times:
+    nobody waits for it.
     ``stream_timeout``: a client that reads nothing of what is ready for it for so long is cut off.
     ``max_stream_buffer``: so is one that leaves so many tokens of its answer untaken.
     """

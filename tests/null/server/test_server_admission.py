@@ -66,6 +66,14 @@ class World:
         self.prompts[wanted.request_id] = (wanted, watch)
         return None
 
+    def unread_before(self, kind: str) -> int:
+        """Tokens of the class ``kind`` and above that are not read."""
+        return sum(
+            len(each.prompt) - watch.tokens
+            for each, watch in self.prompts.values()
+            if WEIGHTS[class_of(each.priority)] >= WEIGHTS[kind]
+        )
+
     def read(self, seconds: float) -> None:
         turn = 0
         while seconds > 0 and self.prompts:
@@ -110,7 +118,7 @@ def test_no_more_than_the_limits_and_room_when_it_says_so(
     world = World(Admission(limits, Slo(ttft=ttft)))
     for i, (length, kind, owner) in enumerate(arrivals):
         wanted = request(f"r{i}", length, PRIORITIES[kind], owner)
-        queued = world.admission.queued_tokens
+        queued = world.unread_before(kind)
         refused = world.admit(wanted)
         if refused is None:
             assert tokens is None or queued < tokens
@@ -182,6 +190,15 @@ def test_queued_tokens_are_limited_as_in_vllm() -> None:
     assert refused is not None and refused.code == "queued_tokens"
     assert "5999 prompt tokens" in refused.message and "max_num_queued_tokens is 1000" in refused.message
     assert f"try again in {refused.retry_after} s" in refused.message
+
+
+def test_queued_tokens_of_lower_classes_do_not_count() -> None:
+    world = World(Admission(Limits(max_num_queued_tokens=1000)))
+    assert world.admit(request("document", 10**6, PRIORITIES["ingest"])) is None
+    assert world.admit(request("chat", 2000)) is None
+    assert world.admit(request("other chat", 10)) is not None
+    refused = world.admit(request("document", 5, PRIORITIES["ingest"]))
+    assert refused is not None and "1002000 prompt tokens" in refused.message
 
 
 def test_without_a_step_cost_there_is_no_prediction() -> None:

@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import httpx
 import pytest
@@ -131,6 +131,20 @@ def test_a_prompt_that_is_being_read_is_not_in_the_queue_any_more() -> None:
         assert ended(assert_balanced(running)) == {"length": 1, "queue_timeout": 1}
 
 
+def test_nobody_waits_for_ingest_so_it_has_no_time_limits() -> None:
+    gate = threading.Semaphore(0)
+    with serving(options=options(request_timeout=0.05), gate=gate) as running, released(gate):
+        codes: list[int] = []
+        body = HELLO | {"priority": 100}
+        asking = threading.Thread(target=lambda: codes.append(httpx.post(running.url + CHAT, json=body).status_code))
+        asking.start()
+        assert httpx.post(running.url + CHAT, json=HELLO).status_code == 504  # behind it
+        gate.release(1000)
+        asking.join(10)
+        assert codes == [200]
+        assert ended(assert_balanced(running)) == {"length": 1, "request_timeout": 1}
+
+
 def test_a_deadline_that_cannot_be_met_and_a_predicted_wait_are_429() -> None:
     gate, cost = threading.Semaphore(0), StepCost(token=1e-3)
     limits = options(ttft_timeout=5.0)
@@ -161,9 +175,9 @@ def test_a_deadline_that_cannot_be_met_and_a_predicted_wait_are_429() -> None:
         assert assert_balanced(running)["admission_rejections_total deadline"] == 1
 
 
-def raw_stream(running: Serving, max_tokens: int) -> socket.socket:
+def raw_stream(running: Serving, max_tokens: int, **fields: object) -> socket.socket:
     """A client that asks for a stream and reads nothing."""
-    body = json.dumps(HELLO | {"stream": True, "max_tokens": max_tokens}).encode()
+    body = json.dumps(HELLO | {"stream": True, "max_tokens": max_tokens} | fields).encode()
     mine = socket.socket()
     mine.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     mine.connect(("127.0.0.1", int(running.url.rpartition(":")[2])))
@@ -175,18 +189,22 @@ def raw_stream(running: Serving, max_tokens: int) -> socket.socket:
 def test_a_client_that_never_reads_is_cut_off_in_time() -> None:
     """It has the whole server: what is ready for it grows until the socket is full, then the limit runs."""
     limits = options(stream_timeout=0.2, max_stream_buffer=10**6)
-    with serving(options=limits, max_model_len=10**7) as running:
-        stuck = raw_stream(running, 10**6)
+    with serving(options=limits, max_model_len=10**7) as running, closing(raw_stream(running, 10**6)):
         assert wait_until(lambda: metrics(running)["slow_readers_total time"] == 1, 30)
         assert ended(assert_balanced(running)) == {"cancelled": 1}
         assert httpx.post(running.url + CHAT, json=HELLO).status_code == 200
-        stuck.close()
+
+
+def test_a_whole_answer_that_nobody_reads_is_cut_off_too() -> None:
+    with serving(options=options(stream_timeout=0.2), max_model_len=10**6) as running:
+        with closing(raw_stream(running, 3000, stream=False, logprobs=True, top_logprobs=20)):
+            assert wait_until(lambda: metrics(running)["slow_readers_total time"] == 1, 30)
+            assert ended(assert_balanced(running)) == {"length": 1}
 
 
 def test_a_client_that_never_reads_holds_a_bounded_part_of_its_answer() -> None:
     limits = options(stream_timeout=None, max_stream_buffer=LEAST_BUFFER)
-    with serving(options=limits, max_model_len=10**7) as running:
-        stuck = raw_stream(running, 10**6)
+    with serving(options=limits, max_model_len=10**7) as running, closing(raw_stream(running, 10**6)) as stuck:
         assert wait_until(lambda: metrics(running)["slow_readers_total buffer"] == 1, 30)
         found = assert_balanced(running)
         assert ended(found) == {"slow_reader": 1}
@@ -197,13 +215,11 @@ def test_a_client_that_never_reads_holds_a_bounded_part_of_its_answer() -> None:
         while b"[DONE]" not in received and (data := stuck.recv(1 << 20)):
             received = received[-4096:] + data
         assert b"max_stream_buffer is 256" in received and b'"slow_reader"' in received
-        stuck.close()
 
 
 def test_a_slow_client_that_reads_is_served() -> None:
     limits = options(stream_timeout=0.4, max_stream_buffer=10**6)
-    with serving(options=limits, max_model_len=10**7) as running:
-        slow = raw_stream(running, 1500)
+    with serving(options=limits, max_model_len=10**7) as running, closing(raw_stream(running, 1500)) as slow:
         received = 0
         slow.settimeout(10)
         while data := slow.recv(32 * 1024):
@@ -214,7 +230,6 @@ def test_a_slow_client_that_reads_is_served() -> None:
         assert received > 150_000
         assert metrics(running)["slow_readers_total time"] == 0
         assert ended(assert_balanced(running)) == {"length": 1}
-        slow.close()
 
 
 # The driver alone, so that every stage can be met on purpose.
