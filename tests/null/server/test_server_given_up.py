@@ -196,10 +196,13 @@ def test_a_client_that_never_reads_is_cut_off_in_time() -> None:
 
 
 def test_a_whole_answer_that_nobody_reads_is_cut_off_too() -> None:
-    with serving(options=options(stream_timeout=0.2), max_model_len=10**6) as running:
-        with closing(raw_stream(running, 3000, stream=False, logprobs=True, top_logprobs=20)):
-            assert wait_until(lambda: metrics(running)["slow_readers_total time"] == 1, 30)
-            assert ended(assert_balanced(running)) == {"length": 1}
+    large = {"stream": False, "logprobs": True, "top_logprobs": 20}
+    with (
+        serving(options=options(stream_timeout=0.2), max_model_len=10**6) as running,
+        closing(raw_stream(running, 3000, **large)),
+    ):
+        assert wait_until(lambda: metrics(running)["slow_readers_total time"] == 1, 30)
+        assert ended(assert_balanced(running)) == {"length": 1}
 
 
 def test_a_client_that_never_reads_holds_a_bounded_part_of_its_answer() -> None:
