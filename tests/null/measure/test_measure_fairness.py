@@ -5,6 +5,7 @@ Times are the planner's for V4-Flash on 2 x H20-96 in the first half, made up in
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,7 @@ from virtual_loads import fresh, small, two_h20
 
 from longread.engine.policy import BYPASS_FACTORS, WEIGHTS
 from longread.engine.scheduler import BYPASS_LIMIT
-from longread.engine.virtual import Limits, Run
+from longread.engine.virtual import Cost, Limits, Run
 from longread.measure.simulate import Simulation, by_class, simulate, sustained
 from longread.measure.workload import Arrival
 from longread.spec.config import Slo
@@ -52,6 +53,28 @@ def test_eight_short_prompts_beside_a_million_tokens(at: float, slo: Slo | None)
     assert long.e2e <= 1.25 * single.e2e
     if slo is not None and slo.tpot is not None:
         assert max(run.longest_gap for run in done.runs) <= 1.3 * slo.tpot
+
+
+class Wrong:
+    """The planner's times off by a factor, and each step by some random part more."""
+
+    def __init__(self, cost: Cost, factor: float, noise: float):
+        self.cost, self.factor, self.noise, self.draw = cost, factor, noise, random.Random(1)
+
+    def seconds(self, decodes: tuple[int, int], chunks: Sequence[tuple[int, int]] = ()) -> float:
+        return self.cost.seconds(decodes, chunks) * self.factor * (1 + self.noise * self.draw.uniform(-1, 1))
+
+
+@pytest.mark.parametrize(("factor", "noise"), [(0.3, 0.0), (3.4, 0.0), (1.0, 0.4)])
+def test_the_bounds_do_not_hang_on_the_planners_times(factor: float, noise: float) -> None:
+    """At both ends of the planner's interval, and with steps that no model foresees."""
+    limits, planned = two_h20()
+    limits, cost, at = replace(limits, slo=STEP), Wrong(planned, factor, noise), 200 * factor
+    by_themselves = _p99(simulate(_shorts(at), limits, cost), "short")
+    done = simulate([fresh(0.0, LONG, 64, "book"), *_shorts(at)], limits, cost)
+    assert _p99(done, "short") <= 2 * by_themselves
+    assert done.alone[0] is not None
+    assert done.runs[0].e2e <= 1.25 * done.alone[0].e2e
 
 
 def _books_among_shorts(count: int, rate: float, seed: int) -> list[Arrival]:
