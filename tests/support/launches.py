@@ -10,6 +10,7 @@ from pathlib import Path
 from longread.plan.cards import parse_hardware
 from longread.plan.deployment import Deployment, Strategy, Workload
 from longread.plan.launch import Options
+from longread.spec.hardware import Figure
 from longread.spec.releases import release
 
 Case = tuple[Deployment, Workload | None, Options]
@@ -36,28 +37,23 @@ COLD = Workload(32768, 512, 0.0, 8, ttft_target=60.0)
 
 def vllm_cases() -> dict[str, Case]:
     """By name; everything is run for both versions but what 0.26.0 refuses (names with "0.33")."""
-    host, r1 = 200 * 2**30, Options(model="deepseek-ai/DeepSeek-R1", draft_tokens=1)
+    host, r1 = 200 * 2**30, Options(name="DeepSeek-R1")
     return {
         "v3 tp8": (plan("DeepSeek-V3", "8xH200", Strategy(8)), COLD, Options()),
-        "v3 fp8 dcp": (
-            plan("DeepSeek-V3", "8xH200", Strategy(8), cache="fp8"),
-            COLD,
-            Options(decode_context_parallel=8),
-        ),
+        "v3 fp8": (plan("DeepSeek-V3", "8xH200", Strategy(8), cache="fp8"), COLD, Options()),
         "v3.1 two nodes pp": (plan("DeepSeek-V3.1", "2x8xH20-96", Strategy(8, 2)), COLD, Options(interface="bond0")),
         "v2-lite": (plan("DeepSeek-V2-Lite", "H20-96", Strategy(1)), None, Options()),
-        "r1 dp ep mtp": (plan("DeepSeek-R1", "8xH200", Strategy(8, dp=8, ep=True)), COLD, r1),
+        "r1 dp ep": (plan("DeepSeek-R1", "8xH200", Strategy(8, dp=8, ep=True)), COLD, r1),
         "v3.2 dp": (plan("DeepSeek-V3.2", "8xH20-141", Strategy(8, dp=4, ep=True)), LOAD, Options()),
         "v3.2 cp 0.33": (plan("DeepSeek-V3.2", "8xH200", Strategy(4, cp=2)), LOAD, Options()),
         "v4 tp8 host": (plan("DeepSeek-V4-Flash", "8xH20-96", Strategy(8), host_cache=host), LOAD, Options()),
         "v4 replicas": (plan("DeepSeek-V4-Flash", "8xH20-96", Strategy(4, replicas=2)), LOAD, Options()),
-        "v4 dspark": (plan("DeepSeek-V4-Flash-0731", "4xH20-141", Strategy(4)), LOAD, Options(draft_tokens=5)),
+        "v4 0731": (plan("DeepSeek-V4-Flash-0731", "4xH20-141", Strategy(4)), LOAD, Options()),
         "v4-pro two nodes dp": (
             plan("DeepSeek-V4-Pro", "2x8xH200", Strategy(16, dp=16, ep=True), max_num_seqs=4),
             LOAD,
             Options(nodes=("10.0.0.1", "10.0.0.2")),
         ),
-        "v4-pro two nodes pp": (plan("DeepSeek-V4-Pro", "2x8xH20-141", Strategy(8, 2)), LOAD, Options()),
         "v4.1 tp8 0.33": (plan("DeepSeek-V4.1-Flash", "8xH20-141", Strategy(8)), LOAD, Options()),
     }
 
@@ -74,8 +70,11 @@ def sglang_cases() -> dict[str, Case]:
     cases["v4 cp8 pp2"] = (plan(v4, "2x8xH20-96", Strategy(1, 2, cp=8), engine="sglang"), LOAD, Options())
     cases["v3.2 tp2 cp4 0.5.23"] = (plan(v32, "8xH200", Strategy(2, cp=4), engine="sglang"), LOAD, Options())
     disk = replace(LOAD, tier="disk")
-    rate = Options(prefill_rate=20000)  # the table's machines have no disk whose rate a prediction could rest on
-    cases["v4 disk"] = (plan(v4, "8xH200", Strategy(8), engine="sglang", host_cache=2**38), disk, rate)
+    stored = plan(v4, "8xH200", Strategy(8), engine="sglang", host_cache=2**38)
+    read = Figure(5e9, "press", "the table's machines have no disk whose rate a prediction could rest on")
+    cases["v4 disk"] = (replace(stored, hardware=replace(stored.hardware, disk_read=read)), disk, Options())
+    stages = plan("DeepSeek-V4-Pro", "2x8xH20-141", Strategy(8, 2), engine="sglang")
+    cases["v4-pro two nodes pp"] = (stages, LOAD, Options())
     return cases
 
 

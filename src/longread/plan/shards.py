@@ -7,11 +7,12 @@ once a spec; a strategy is arithmetic over some hundred sums.
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
 from longread.plan.deployment import Deployment, ExpertFormat, Strategy
+from longread.plan.engine_limits import split_limit
 from longread.spec.count import kv_bytes_per_token
 from longread.spec.errors import ConfigError
 from longread.spec.inventory import FP4_BLOCK, TensorSpec, inventory
@@ -164,7 +165,7 @@ def stage_layers(layers: int, pp: int) -> list[tuple[int, int]]:
 def check_strategy(d: Deployment) -> None:
     """Raises ``ConfigError`` where ``d`` cannot be run whatever memory there is: the first limit, its value, a cure."""
     for problem in _problems(d):
-        raise ConfigError(f"{d.strategy.label} for {d.spec.label}: {problem}")
+        raise ConfigError(f"{replace(d.strategy, replicas=1).label} for {d.spec.label}: {problem}")
 
 
 def _problems(d: Deployment) -> Iterator[str]:
@@ -257,11 +258,6 @@ def _column_problems(what: str, width: int, cards: int, unit: int, kind: str) ->
 
 
 def _engine_problems(d: Deployment) -> Iterator[str]:
-    s = d.strategy
-    if d.engine == "longread" and s.gpus > d.hardware.gpus:
-        yield (
-            f"longread's own engine runs on one machine ({d.hardware.gpus} GPUs here), this takes {s.gpus}; plan it "
-            "for vllm or sglang, or use replicas"
-        )
-    if d.engine == "vllm" and s.cp > 1 and d.spec.compressed is not None:
-        yield "vLLM has no context parallelism for sliding-window caches (0.26 to 0.33); use dp, or another engine"
+    problem = split_limit(d)
+    if problem is not None:
+        yield problem

@@ -1,12 +1,13 @@
-"""Which deployments a search looks at: strategies that a machine allows, formats, and what each engine has.
+"""Which deployments a search looks at: strategies that a machine allows, and formats.
 
-Knows the engines' documented limits (with where they are documented); computes no byte and no second.
+What engines cannot run is ``engine_limits``'. Computes no byte and no second.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from longread.plan.deployment import Deployment, EngineName, ExpertFormat, Strategy
+from longread.plan.engine_limits import engine_limit as engine_limit
 from longread.spec.hardware import Hardware
 from longread.spec.model import ModelSpec
 
@@ -16,7 +17,6 @@ OTHER_CHUNKS = (2048, 4096, 16384, 32768)
 SHARE = 0.92
 LARGER_SHARES = (0.95, 0.98)  # DeepSeek-R1 was served on 8 x H20-96 with 0.98 (deepseek-ai/DeepSeek-V3#212)
 STAGES_MAX = 8
-_SPARSE_CAPABILITY = ((9, 0), (10, 0), (10, 3))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def _divisors(number: int) -> list[int]:
 def _has_cp(spec: ModelSpec, engine: EngineName) -> bool:
     if engine == "vllm":
         return False
-    return engine == "longread" or (spec.indexer is not None and spec.shared_kv is None)
+    return engine == "longread" or spec.indexer is not None
 
 
 def expert_formats(spec: ModelSpec, fixed: Fixed) -> tuple[ExpertFormat, ...]:
@@ -138,32 +138,6 @@ def other_checkpoint(d: Deployment) -> str:
     if d.experts == "native":
         return ""
     return f"needs a checkpoint whose experts are {d.experts}"
-
-
-def engine_limit(d: Deployment) -> str | None:
-    """Why ``d.engine`` cannot run ``d`` at all, whatever its size; None: nothing known speaks against it."""
-    card, spec, s = d.hardware.card, d.spec, d.strategy
-    if d.engine == "longread":
-        return "longread runs on one CPU as one process" if card.architecture == "cpu" and s.gpus > 1 else None
-    if card.architecture == "cpu":
-        return "plans for vllm and sglang are for GPUs; on a CPU longread runs"
-    if spec.indexer is not None and card.compute_capability not in _SPARSE_CAPABILITY:
-        has = ".".join(map(str, card.compute_capability or ()))
-        return f"its sparse attention (FlashMLA) is built for compute capability 9.0 and 10.x; {card.name} has {has}"
-    return _missing_feature(d)
-
-
-def _missing_feature(d: Deployment) -> str | None:
-    spec, s = d.spec, d.strategy
-    if d.engine == "vllm" and s.pp > 1 and spec.compressed is not None:
-        return "vLLM has no pipeline parallelism for V4 (vllm#52761, a draft in vllm#45112)"
-    if d.engine == "vllm" and s.cp > 1:
-        return "vLLM's context parallelism for prompts is experimental (V2 runner: V3.2 and V4.1 only)"
-    if d.engine == "sglang" and spec.shared_kv is not None:
-        return "nothing known says that SGLang (0.5.23) serves V4.1"
-    if d.engine == "sglang" and s.cp > 1 and spec.indexer is None:
-        return "SGLang splits a prompt's tokens over cards for sparse attention only (V3.2, V4)"
-    return None
 
 
 def runs_today(d: Deployment) -> bool:

@@ -25,6 +25,11 @@ def release_names() -> tuple[str, ...]:
     return (*CONFIGS, *ALIASES)
 
 
+def release_name(name: str) -> str | None:
+    """The full name of a release that ``name`` means, an alias as itself; None: no release is called so."""
+    return next((full for full in release_names() if _short(full) == _short(name)), None)
+
+
 @cache
 def release(name: str) -> ModelSpec:
     """The spec of a public model by its repository name; "DeepSeek-" may be left out, and case does not matter.
@@ -32,7 +37,7 @@ def release(name: str) -> ModelSpec:
     Raises ``ConfigError`` for an unknown one, naming the nearest.
     """
     known = {_short(full): full for full in release_names()}
-    found = known.get(_short(name))
+    found = release_name(name)
     if found is None:
         near = difflib.get_close_matches(_short(name), known, n=1)
         hint = f"; did you mean {known[near[0]]}?" if near else ""

@@ -8,13 +8,16 @@ import pytest
 from launches import COLD, LOAD, Case, plan, run_script, sglang_cases, vllm_cases
 
 from longread.cli.main import build_parser
+from longread.plan.calibrate import Factors
 from longread.plan.cards import parse_hardware
 from longread.plan.deployment import Deployment, Strategy, Workload
 from longread.plan.launch import Options, emit, launch
+from longread.plan.launch.reasons import admission
 from longread.plan.launch.sglang import VERSIONS as SGLANG
 from longread.plan.launch.vllm import VERSIONS as VLLM
+from longread.plan.timing import ttft_cold
 from longread.spec.errors import ConfigError
-from longread.spec.releases import release
+from longread.spec.releases import release, release_names
 
 KNOWN = Path(__file__).parent / "known_flags"
 
@@ -94,7 +97,7 @@ def test_reasons_have_the_deployments_numbers() -> None:
 
 
 def test_script_without_its_nodes_number_says_so_and_starts_nothing(tmp_path: Path) -> None:
-    script = emit(*vllm_cases()["v4-pro two nodes pp"][:2], "vllm")
+    script = emit(*vllm_cases()["v3.1 two nodes pp"][:2], "vllm")
     done = subprocess.run(["bash", "-s"], input=script, capture_output=True, text=True, timeout=30)
     assert "NODE_RANK" in done.stderr
 
@@ -107,7 +110,7 @@ def test_two_nodes_of_vllm() -> None:
     assert flags["--data-parallel-size-local"] == other["--data-parallel-size-local"] == "8"
     assert flags["--data-parallel-address"] == other["--data-parallel-address"] == "10.0.0.1"
     assert other["--data-parallel-start-rank"] == "8" and "--headless" in other and "--headless" not in flags
-    d, workload, options = vllm_cases()["v4-pro two nodes pp"]
+    d, workload, options = vllm_cases()["v3.1 two nodes pp"]
     first, second = launch(d, workload, options).processes
     ranks = [{f.name: f.value for f in p.flags}["--node-rank"] for p in (first, second)]
     assert ranks == ["0", "1"] and {f.name for f in second.flags} >= {"--headless", "--master-addr"}
@@ -123,18 +126,61 @@ def test_replicas_share_a_node_by_cards_and_ports() -> None:
 def test_admission_follows_the_target_and_the_rate() -> None:
     d = plan("DeepSeek-V4-Flash", "8xH20-96", Strategy(8))
     load = Workload(30000, 512, 0.0, 8, ttft_target=12.0)
-    flags = {f.name: f.value for f in launch(d, load, Options(prefill_rate=10000)).flags}
-    # 30,000 tokens at 10,000/s are 3 s alone: 9 s of others may wait before them.
-    assert flags["--max-num-queued-tokens"] == "90000"
-    assert flags["--max-num-queued-reqs"] == str(16 + 4)
-    warm = launch(d, replace(load, prefix=0.5), Options(prefill_rate=10000)).flags
-    assert {f.name: f.value for f in warm}["--max-num-queued-tokens"] == str(int((12 - 1.5) * 20000))
-    old = emit(d, load, "vllm", Options(prefill_rate=10000, engine_version="0.26.0"))
-    assert "--max-num-queued" not in old and "gateway hold at most 90,000" in old
-    sglang = launch(replace(d, engine="sglang"), load, Options(prefill_rate=10000)).flags
-    assert {f.name: f.value for f in sglang}["--max-queued-requests"] == "4"
-    predicted = {f.name: f.value for f in launch(d, load).flags}
-    assert predicted["--max-num-queued-tokens"] is not None and int(predicted["--max-num-queued-tokens"]) > 0
+    limits = admission(d, load, Options())
+    assert limits is not None and not limits.problem
+    flags = {f.name: f.value for f in launch(d, load).flags}
+    alone = ttft_cold(d, 30000).total.centre
+    assert flags["--max-num-queued-tokens"] == str(limits.tokens) == str(int((12 - alone) * limits.rate))
+    assert flags["--max-num-queued-reqs"] == str(16 + limits.tokens // 30000 + 1)
+    old = emit(d, load, "vllm", Options(engine_version="0.26.0"))
+    assert "--max-num-queued" not in old and f"gateway hold at most {limits.tokens:,}" in old
+    sglang = launch(replace(d, engine="sglang"), load).flags
+    assert int({f.name: f.value for f in sglang}["--max-queued-requests"] or 0) >= 1
+
+
+def test_calibrated_factors_reach_the_admission_limits() -> None:
+    d, load = plan("DeepSeek-V4-Flash", "8xH20-96", Strategy(8)), Workload(30000, 512, 0.0, 8, ttft_target=30.0)
+    published, none = admission(d, load, Options()), admission(d, load, Options(factors=Factors([])))
+    assert published is not None and none is not None and published.rate != none.rate
+
+
+@pytest.mark.parametrize("target", ["vllm", "compose", "systemd"])
+def test_a_target_that_is_missed_is_a_note_and_no_flag(target: str) -> None:
+    d, load = plan("DeepSeek-V4-Flash", "8xH20-96", Strategy(8)), replace(LOAD, ttft_target=0.001)
+    for engine in ("vllm", "sglang"):
+        text = emit(replace(d, engine=engine), load, engine if target == "vllm" else target)  # type: ignore[arg-type]
+        assert "ttft=0.001s is likely missed" in " ".join(text.replace("#", " ").split())
+        assert "queued-tokens" not in text and "queued-requests" not in text
+
+
+@pytest.mark.parametrize("name", release_names())
+def test_the_model_that_was_asked_for_is_launched(name: str) -> None:
+    """Releases of one architecture have one spec: repository, parsers and served name follow the name."""
+    spec = release(name)
+    hardware, split = ("8xB200", Strategy(8)) if spec.layers > 30 else ("H200", Strategy(1))
+    for engine, parser in (("vllm", "deepseek_r1"), ("sglang", "deepseek-r1")):
+        d = plan(name, hardware, split, engine=engine, max_model_len=8192)
+        made = launch(d, None, Options(name=name))
+        assert f"deepseek-ai/{name}" in made.program
+        flags = {f.name: f.value for f in made.flags}
+        assert flags["--served-model-name"] == name
+        assert (flags.get("--reasoning-parser") == parser) == ("R1" in name)
+        assert ("--reasoning-parser" in flags) == (name not in ("DeepSeek-V3", "DeepSeek-V3-0324") and "V2" not in name)
+        tool = (flags.get("--tool-call-parser") or "").replace("_", "")
+        wanted = {"V2": "", "R1": "deepseekv3", "V3.1": "deepseekv31", "V3.2-Exp": "deepseekv31", "V3.2": "deepseekv32"}
+        wanted |= {"V4.1": "deepseekv41", "V4": "deepseekv4", "V3": "deepseekv3"}
+        assert tool == next(value for start, value in wanted.items() if name.startswith(f"DeepSeek-{start}"))
+        assert ("--tokenizer-mode" in flags) == (engine == "vllm" and name[9:13] in ("V3.2", "V4-F", "V4-P", "V4.1")
+                                                 and not name.endswith("Exp"))  # fmt: skip
+
+
+def test_a_folder_whose_name_does_not_tell_gets_a_note() -> None:
+    d = plan("DeepSeek-V3", "8xH200", Strategy(8))
+    assert "may hold any of DeepSeek-V3, DeepSeek-V3-0324, DeepSeek-R1" in " ".join(
+        emit(d, None, "vllm", Options(model="/data/weights")).replace("#", " ").split()
+    )
+    assert "may hold any" not in emit(d, None, "vllm", Options(model="/data/DeepSeek-R1"))
+    assert "deepseek_r1" in emit(d, None, "vllm", Options(model="/data/DeepSeek-R1"))
 
 
 def test_sglang_divides_what_it_divides_by_groups() -> None:
@@ -171,9 +217,10 @@ REFUSED: list[tuple[str, Deployment, Workload | None, Options, str]] = [
     ("longread", cpu(V32), None, Options(), "does not run DeepSeek-V3.2 yet"),
     ("longread", cpu(V41), None, Options(), "does not run DeepSeek-V4.1-Flash yet"),
     ("longread", cpu(V4, cache="fp8_ds_mla"), None, Options(), "bfloat16 or float32"),
-    ("vllm", cpu(V3), None, Options(), "for GPUs.*emit longread"),
+    ("vllm", cpu(V3), None, Options(), "for GPUs.*on a CPU longread runs"),
     ("vllm", plan(V4, "8xH20-96", Strategy(1, cp=8)), None, Options(), "no context parallelism.*use dp"),
-    ("vllm", plan(V3, "8xH200", Strategy(4, cp=2)), None, Options(), "decode_context_parallel=2"),
+    ("vllm", plan(V3, "8xH200", Strategy(4, cp=2)), None, Options(), "sparse MLA only; use tp or pp"),
+    ("vllm", plan(V4, "2x8xH200", Strategy(8, 2)), None, Options(), "no pipeline parallelism for V4"),
     (
         "vllm",
         plan(V32, "8xH200", Strategy(4, cp=2)),
@@ -181,8 +228,6 @@ REFUSED: list[tuple[str, Deployment, Workload | None, Options, str]] = [
         Options(engine_version="0.26.0"),
         "use engine version 0.33.0",
     ),
-    ("vllm", plan(V4, "8xH20-96", Strategy(8)), None, Options(decode_context_parallel=2), "log-sum-exp"),
-    ("vllm", plan(V3, "8xH200", Strategy(8)), None, Options(decode_context_parallel=3), "must divide the 8"),
     ("vllm", plan(V41, "8xH20-141", Strategy(8)), None, Options(engine_version="0.26.0"), "since 0.30"),
     (
         "sglang",
@@ -195,16 +240,15 @@ REFUSED: list[tuple[str, Deployment, Workload | None, Options, str]] = [
     ("vllm", plan(V4, "8xH20-96", Strategy(8), cache="nvfp4"), None, Options(), "SM100"),
     ("sglang", plan(V4, "8xH20-96", Strategy(8), cache="bfloat16"), None, Options(), "plan with fp8_ds_mla"),
     ("vllm", plan(V4, "8xH200", Strategy(8), experts="fp8"), None, Options(), "converted checkpoint"),
-    ("vllm", plan(V4, "8xA100-80", Strategy(8)), None, Options(), "start with Hopper"),
+    ("vllm", plan(V4, "8xA100-80", Strategy(8)), None, Options(), "compute capability 9.0 and 10.x; A100-80 has 8.0"),
     ("sglang", plan(V4, "8xH20-96", Strategy(2, cp=4)), None, Options(), "use tp=1 with cp=8"),
     ("sglang", plan(V3, "8xH200", Strategy(4, cp=2)), None, Options(), "use pp"),
     ("sglang", plan(V32, "2x8xH200", Strategy(1, cp=16)), None, Options(), "at most 8 GPUs"),
-    ("sglang", plan(V3, "8xH200", Strategy(8)), None, Options(decode_context_parallel=8), "vLLM only"),
     ("vllm", plan(V4, "8xH20-96", Strategy(8), max_model_len=65536), LOAD, Options(), "do not fit max_model_len"),
     ("vllm", plan(V4, "8xH20-96", Strategy(8)), replace(LOAD, tier="host"), Options(), "host_cache=0"),
-    ("vllm", plan(V4, "8xH20-96", Strategy(8)), replace(LOAD, ttft_target=0.001), Options(), "cannot be kept"),
-    ("vllm", plan(V4, "8xH20-96", Strategy(8)), LOAD, Options(prefill_rate=0.0), "must be above 0"),
-    ("vllm", plan("DeepSeek-V2-Lite", "H20-96", Strategy(1)), None, Options(draft_tokens=2), "no drafter"),
+    ("vllm", plan(V4, "8xH20-96", Strategy(8)), None, Options(nodes=("a", "b")), "2 addresses for 1 nodes"),
+    ("vllm", plan(V4, "8xH20-96", Strategy(8)), None, Options(interface="bond0"), "there is one node"),
+    ("vllm", plan(V4, "8xH20-96", Strategy(4, replicas=2)), None, Options(port=65535), "2 replicas take as many ports"),
     ("vllm", plan(V3, "8xH20-96", Strategy(8)), COLD, Options(), "use more cards|too much"),
     ("vllm", plan(V4, "3x8xH200", Strategy(12, 1, dp=3, ep=True)), None, Options(), "12"),
     ("compose", cpu("DeepSeek-V2-Lite"), None, Options(), "no image of longread"),
@@ -232,15 +276,20 @@ def test_a_model_without_a_public_name_needs_its_folder() -> None:
     assert "vllm serve '/my models/v4'" in emit(d, LOAD, "vllm", Options(model="/my models/v4"))
 
 
-def test_r1_thinks_always_and_is_known_by_its_name() -> None:
-    d, load, options = vllm_cases()["r1 dp ep mtp"]
-    assert "--reasoning-parser deepseek_r1" in emit(d, load, "vllm", options)
-    assert "--reasoning-parser deepseek-r1" in emit(d, load, "sglang", options)
-    assert "--reasoning-parser" not in emit(d, load, "vllm")
-
-
 def test_documents_on_disk_have_a_folder() -> None:
     d, load, options = sglang_cases()["v4 disk"]
     script = emit(d, load, "sglang", options)
     assert "--hicache-storage-backend file" in script
     assert "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR=/var/cache/sglang/documents" in script
+
+
+BAD = ["a\n[Service]", "a\rb", "a\x00", "", " ", "-x"]
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_what_no_file_can_hold_is_refused(text: str) -> None:
+    for field in ("model", "host", "interface"):
+        with pytest.raises(ConfigError):
+            Options(**{field: text})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError):
+        Options(nodes=("a", text))

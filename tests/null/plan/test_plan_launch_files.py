@@ -59,11 +59,12 @@ def test_replicas_get_their_own_cards() -> None:
 
 
 def test_compose_takes_dollars_and_quotes_as_they_are() -> None:
-    d, workload, _ = vllm_cases()["r1 dp ep mtp"]
-    odd = Options(model='/m/$HOME "x": y', draft_tokens=1)
+    d, workload, _ = vllm_cases()["r1 dp ep"]
+    odd = Options(model='/m/$HOME "x": y')
     (service,) = yaml.safe_load(emit(d, workload, "compose", odd))["services"].values()
     assert undollar(service["entrypoint"])[-1] == odd.model
-    assert '{"method":"mtp","num_speculative_tokens":1}' in service["command"]
+    mounted = service["volumes"][0]
+    assert undollar([mounted["source"], mounted["target"]]) == [odd.model, odd.model] and mounted["read_only"]
 
 
 def units(text: str) -> list[tuple[str, str]]:
@@ -101,6 +102,13 @@ def test_units_start_the_launch(case: Case) -> None:
             assert f"\n{setting}\n" in f"{unit}\n"
 
 
+def test_a_hardware_name_cannot_add_settings(tmp_path: Path) -> None:
+    d = plan("DeepSeek-V4-Flash", "8xH20-96", Strategy(8))
+    card = replace(d.hardware.card, name="%n x # y")
+    text = emit(replace(d, hardware=replace(d.hardware, card=card)), None, "systemd")
+    assert "Description=DeepSeek-V4-Flash on 8x%%n x # y, TP8: vllm" in text
+
+
 def cpu_unit() -> Deployment:
     spec = release("DeepSeek-V2-Lite")
     hardware = parse_hardware("cpu")
@@ -110,15 +118,15 @@ def cpu_unit() -> Deployment:
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
 def test_systemd_itself_finds_nothing_wrong(tmp_path: Path) -> None:
     """With /bin/true for the engine, since systemd looks whether the program is there."""
-    names = ("v4 tp8 host", "r1 dp ep mtp", "v4 replicas", "v4-pro two nodes pp")
-    texts = [emit(*c[:2], "systemd", replace(c[2], user="root")) for n, c in vllm_cases().items() if n in names]
-    odd = Options(model='/m/50% $HOME "x"; y', user="root")
+    names = ("v4 tp8 host", "r1 dp ep", "v4 replicas", "v3.1 two nodes pp")
+    texts = [emit(*c[:2], "systemd", c[2]) for n, c in vllm_cases().items() if n in names]
+    odd = Options(model='/m/50% $HOME "x"; y')
     texts += [emit(plan("DeepSeek-V4-Flash", "8xH20-96", Strategy(8)), None, "systemd", odd)]
-    texts += [emit(cpu_unit(), None, "systemd", Options(user="root"))]
+    texts += [emit(cpu_unit(), None, "systemd", Options())]
     files = []
     for number, (name, unit) in enumerate(pair for text in texts for pair in units(text)):
         files.append(tmp_path / f"n{number}-{name}")
-        unit = re.sub(r"ExecStart=\S+", "ExecStart=/bin/true", unit)
+        unit = re.sub(r"ExecStart=\S+", "ExecStart=/bin/true", unit).replace("User=llm", "User=root")
         files[-1].write_text(unit)
     assert len(files) == 8
     done = subprocess.run(

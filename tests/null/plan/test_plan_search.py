@@ -105,6 +105,14 @@ def test_what_engines_do_not_have_is_refused_with_the_reason() -> None:
     assert ampere.best is None and any("no engine that runs" in note for note in ampere.notes)
 
 
+def test_sglang_serves_v4_1_without_pipeline_stages() -> None:
+    """0.5.23: srt/models/deepseek_v4.py has V4.1's attention; its argument check refuses pp_size > 1."""
+    r = found("V4.1-Flash", "2x8xH20-96", LONG, engines=("sglang",))
+    assert r.feasible and {c.deployment.engine for c in r.feasible} == {"sglang"}
+    assert {c.deployment.strategy.pp for c in r.feasible} == {1}
+    assert any(f.kind == "engine" and "pipeline parallelism for V4.1" in f.limit for f in r.infeasible)
+
+
 def test_the_published_split_is_the_quickest_to_a_first_token() -> None:
     """LMSYS 2026-08-19: V4-Pro on 2 x 8 H20-96 with PP2 and CP8 reads 128K tokens in 7.98 s."""
     r = found("V4-Pro", "2x8xH20-96", Workload(131072, 512), engines=("vllm", "sglang"))

@@ -3,13 +3,12 @@
 Knows no engine and no file format.
 """
 
+import re
 from dataclasses import dataclass
-from typing import Literal
 
-from longread.plan.deployment import Deployment
+from longread.plan.calibrate import Factors
+from longread.plan.deployment import Deployment, EngineName
 from longread.spec.errors import ConfigError
-
-Engine = Literal["longread", "vllm", "sglang"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ class Launch:
     ``gpus``: cards that one node gives; ``host_bytes``: main memory that the caches of one node take.
     """
 
-    engine: Engine
+    engine: EngineName
     version: str
     title: str
     program: tuple[str, ...]
@@ -72,35 +71,55 @@ class Launch:
         return [*self.program, *(word for flag in (*self.flags, *process.flags) for word in flag.words)]
 
 
+WEIGHTS = "/models"  # where checkpoints without a path of their own lie, for containers and longread
+USER = "llm"  # of systemd's units
+_ADDRESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*|\[?[0-9A-Fa-f:.]+\]?")
+_INTERFACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}(,[A-Za-z0-9][A-Za-z0-9._-]{0,31})*")
+_PORT_MAX = 65535
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a launch needs to know besides the plan.
+    """What a launch needs to know besides the plan. Raises ``ConfigError`` for what no file can hold safely.
 
-    ``engine_version``: None takes the newest that is known. ``model``: a folder or repository instead of DeepSeek's own
-    (needed for converted experts and models without a public name). ``nodes``: addresses of the machines in order, the
-    first is the head; node0, node1, ... where left out. ``interface``: network interface between the nodes.
-    ``prefill_rate``: prompt tokens/s of one replica, where it was measured; None takes the planner's prediction.
-    ``draft_tokens``: speculative tokens a step from the model's own drafter; 0: none. ``decode_context_parallel``:
-    vLLM's, over the cards of tensor parallelism. ``prefix``: folder of the Python environment, for systemd.
+    ``engine_version``: None takes the newest that is known. ``name``: the release as it was asked for, where several
+    share one architecture (R1, V3). ``model``: a folder or repository instead of DeepSeek's own (needed for converted
+    experts and models without a public name). ``nodes``: addresses of the machines in order, the first is the head;
+    node0, node1, ... where left out. ``interface``: network interface between the nodes. ``factors``: calibrated ones;
+    None: of published runs. ``notes``: said in the header.
     """
 
     engine_version: str | None = None
+    name: str | None = None
     model: str | None = None
-    served_model_name: str | None = None
     host: str = "127.0.0.1"
     port: int = 8000
     nodes: tuple[str, ...] = ()
     interface: str | None = None
-    prefill_rate: float | None = None
-    draft_tokens: int = 0
-    decode_context_parallel: int = 1
-    prefix: str | None = None
-    cache_folder: str = "/var/cache/{engine}"
-    weights_folder: str = "/models"
-    user: str = "llm"
+    factors: Factors | None = None
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for what, text in (("model", self.model), ("name", self.name)):
+            if text is not None and (not text.strip() or not text.isprintable()):
+                raise ConfigError(f"{what} {text[:80]!r} is empty or holds control characters: no file can name it")
+        if self.model is not None and self.model.startswith("-"):
+            raise ConfigError(f"model {self.model[:80]!r} would be read as an option; write ./{self.model[:80]}")
+        for address in (self.host, *self.nodes):
+            if _ADDRESS.fullmatch(address) is None:
+                raise ConfigError(f"{address[:80]!r} is no host name and no address")
+        if self.interface is not None and _INTERFACE.fullmatch(self.interface) is None:
+            raise ConfigError(f"{self.interface[:80]!r} is no network interface; write such as bond0")
+        if not 1 <= self.port <= _PORT_MAX:
+            raise ConfigError(f"port {self.port} is outside 1..{_PORT_MAX}")
 
     def address(self, node: int) -> str:
         return self.nodes[node] if node < len(self.nodes) else f"node{node}"
+
+
+def cache_folder(engine: str) -> str:
+    """Where compiled kernels, and documents on disk, are kept."""
+    return f"/var/cache/{engine}"
 
 
 def version_of(options: Options, known: tuple[str, ...], engine: str) -> str:
@@ -118,8 +137,14 @@ def version_of(options: Options, known: tuple[str, ...], engine: str) -> str:
 def place(d: Deployment, options: Options) -> tuple[Process, ...]:
     """Where each part of each replica runs. Raises ``ConfigError`` where replicas do not fit on whole nodes."""
     cards, gpus, nodes, replicas = d.strategy.gpus, d.hardware.gpus, d.hardware.nodes, d.strategy.replicas
+    if options.nodes and len(options.nodes) != nodes:
+        raise ConfigError(f"{len(options.nodes)} addresses for {nodes} nodes; name each once, the head first")
+    if options.interface is not None and nodes == 1:
+        raise ConfigError(f"interface {options.interface}: there is one node, nothing crosses a network")
     if cards <= gpus:
         a_node = gpus // cards
+        if options.port + min(a_node, replicas) - 1 > _PORT_MAX:
+            raise ConfigError(f"port {options.port}: {min(a_node, replicas)} replicas take as many ports from there on")
         if replicas > a_node * nodes:
             raise ConfigError(
                 f"{replicas} replicas of {cards} GPUs: {nodes} nodes of {gpus} hold {a_node * nodes}; none may span two"

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable
 
-from longread.plan.launch.command import Launch, Options, Process, Variable
+from longread.plan.launch.command import WEIGHTS, Launch, Options, Process, Variable, cache_folder
 from longread.plan.launch.shell import comment, header
 from longread.spec.errors import ConfigError
 
@@ -44,9 +44,9 @@ def _service(launch: Launch, options: Options, p: Process, several: bool) -> lis
     lines += [*comment("a socket a client and files of all shards", "      "), "      nofile: 1048576"]
     lines += _devices(p)
     lines += ["    volumes:", *comment("the hub's cache, or a folder of checkpoints", "      ")]
-    lines += [f"      - {options.weights_folder}:{options.weights_folder}:ro"]
-    cache = options.cache_folder.format(engine=launch.engine)
-    lines += [*comment("compiled kernels: without it each start compiles anew", "      "), f"      - {cache}:{cache}"]
+    lines += _mount(_weights(options), read_only=True)
+    lines += comment("compiled kernels: without it each start compiles anew", "      ")
+    lines += _mount(cache_folder(launch.engine))
     lines += _environment(launch, options, p)
     lines += _health(p)
     lines += ["    entrypoint:", *(f"      - {json.dumps(word)}" for word in launch.program)]
@@ -54,6 +54,18 @@ def _service(launch: Launch, options: Options, p: Process, several: bool) -> lis
     for flag in (*launch.flags, *p.flags):
         lines += [*comment(flag.why, "      "), *(f"      - {_scalar(word)}" for word in flag.words)]
     return lines
+
+
+def _weights(options: Options) -> str:
+    """The folder on the host; a checkpoint that is given by its path is seen under the same path inside."""
+    return options.model if options.model is not None and options.model.startswith("/") else WEIGHTS
+
+
+def _mount(folder: str, read_only: bool = False) -> list[str]:
+    """The long form: colons in a path mean nothing there."""
+    quoted = _scalar(folder)
+    lines = ["      - type: bind", f"        source: {quoted}", f"        target: {quoted}"]
+    return lines + (["        read_only: true"] if read_only else ["        bind:", "          create_host_path: true"])
 
 
 def _devices(p: Process) -> list[str]:
@@ -67,7 +79,7 @@ def _devices(p: Process) -> list[str]:
 
 def _environment(launch: Launch, options: Options, p: Process) -> list[str]:
     offline = Variable("HF_HUB_OFFLINE", "1", "weights are there; nothing is looked up elsewhere")
-    home = Variable("HF_HOME", options.weights_folder, "where a repository's name is looked up")
+    home = Variable("HF_HOME", WEIGHTS, "where a repository's name is looked up")
     lines = ["    environment:"]
     # Docker gives the container its cards under new numbers, so CUDA_VISIBLE_DEVICES would choose among those.
     own: Iterable[Variable] = (v for v in p.variables if v.name != "CUDA_VISIBLE_DEVICES")

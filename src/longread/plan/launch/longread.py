@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from longread.plan.deployment import Deployment, Workload
-from longread.plan.launch.command import Flag, Launch, Options, Process
+from longread.plan.launch import models
+from longread.plan.launch.command import WEIGHTS, Flag, Launch, Options, cache_folder, place
 from longread.spec.errors import ConfigError
 
 FAMILIES = ("deepseek_v2", "deepseek_v3", "deepseek_v4")
@@ -14,9 +15,9 @@ def longread_launch(d: Deployment, workload: Workload | None, options: Options) 
     """Raises ``ConfigError`` for GPUs, for several cards or nodes, and for models that the engine lacks."""
     d = replace(d, engine="longread")
     _refuse(d, options)
-    model = options.model or f"{options.weights_folder}/{d.spec.label}"
+    model = options.model or f"{WEIGHTS}/{models.name_of(d, options)}"
     flags = [
-        Flag("--served-model-name", options.served_model_name or d.spec.label, 'what clients write in "model"'),
+        Flag("--served-model-name", models.name_of(d, options), 'what clients write in "model"'),
         Flag("--host", options.host, "addresses other than loopback open it to the network: give keys as well"),
         Flag("--port", str(options.port), "HTTP"),
         Flag("--dtype", d.cache, f"weights are computed, and the cache is kept, in {d.cache}"),
@@ -32,11 +33,11 @@ def longread_launch(d: Deployment, workload: Workload | None, options: Options) 
     if d.host_cache > 0:
         flags.append(Flag("--host-cache-size", str(d.host_cache), "bytes of main memory for what the cache evicts"))
     if workload is not None and workload.tier == "disk" and workload.prefix > 0:
-        folder = options.cache_folder.format(engine="longread")
+        folder = cache_folder("longread")
         flags.append(Flag("--store", folder, f"{workload.prefix:.0%} of each prompt was read before and lies on disk"))
     title = f"{d.spec.label} on {d.hardware.label}"
-    notes = ("what is left out is chosen at start and printed with its reason",)
-    process = Process(0, 0, 0, options.port)
+    notes = ("what is left out is chosen at start and printed with its reason", *options.notes)
+    (process,) = place(d, options)
     return Launch("longread", "", title, ("longread", "serve", model), tuple(flags), (), (process,), notes, 0, 1)
 
 
@@ -54,8 +55,6 @@ def _refuse(d: Deployment, options: Options) -> None:
         raise ConfigError(f"longread serve is one process on one machine, not {d.strategy.label} on {d.hardware.label}")
     if d.cache not in DTYPES:
         raise ConfigError(f"longread serve keeps its cache in {' or '.join(DTYPES)} on a CPU, not {d.cache}")
-    if options.draft_tokens or options.decode_context_parallel > 1:
-        raise ConfigError("longread serve has neither speculative decoding nor decode context parallelism")
     if options.engine_version is not None:
         raise ConfigError("longread serve is the one that is installed; leave the engine version out")
 

@@ -3,15 +3,16 @@
 from dataclasses import dataclass
 
 from longread.plan.deployment import Deployment, Workload
-from longread.plan.gpu_memory import GIB, GpuMemory, gpu_memory, require_room
+from longread.plan.engine_limits import NAMES, engine_limit
+from longread.plan.figures import gib
+from longread.plan.gpu_memory import GpuMemory, gpu_memory, require_room
 from longread.plan.launch.command import Options, Variable, parts_of
+from longread.plan.launch.models import unsure
 from longread.plan.peer_capacity import peer_capacity
 from longread.plan.shards import check_strategy
 from longread.plan.timing import request_cost, ttft_cold, ttft_warm
 from longread.spec.errors import ConfigError
-from longread.spec.releases import release_names
 
-SPARSE = ("deepseek_v32", "deepseek_v4", "deepseek_v41")
 FULL_TILE = 128  # rows of one grouped GEMM tile (DeepGEMM, Triton and Marlin alike)
 
 
@@ -26,27 +27,23 @@ class Admission:
     requests: int
     rate: float
     source: str
+    problem: str = ""
 
 
-def checked(d: Deployment, workload: Workload | None, options: Options) -> GpuMemory:
-    """The deployment's memory, after everything that no GPU engine can do was refused with ``ConfigError``."""
-    engine, card = d.engine, d.hardware.card
-    if card.architecture == "cpu":
-        raise ConfigError(f"launches of {engine} are for GPUs, the hardware is {d.hardware.label}; emit longread")
-    if options.draft_tokens and not d.spec.mtp_layers:
-        raise ConfigError(f"{d.spec.label} has no drafter; leave draft tokens at 0")
+def checked(d: Deployment, workload: Workload | None, options: Options, version: str) -> GpuMemory:
+    """The deployment's memory, after everything that this version cannot do was refused with ``ConfigError``."""
+    engine = d.engine
+    tier = workload.tier if workload is not None and workload.prefix > 0 else "device"
+    limit = engine_limit(d, version, tier)
+    if limit is not None:
+        what = f"{d.spec.label} as {d.strategy.label} on {d.hardware.label}"
+        raise ConfigError(f"{NAMES[engine]} {version} cannot run {what}: {limit}")
     check_strategy(d)
-    capability = card.compute_capability or (0, 0)
-    if d.spec.family in SPARSE and capability < (9, 0):
-        raise ConfigError(
-            f"{d.spec.label} needs FlashMLA's sparse kernels, which start with Hopper (9.0); {card.name} is "
-            f"{capability[0]}.{capability[1]}: use an H20, H100, H200 or newer card, or a V3 model"
-        )
     _check_workload(d, workload)
     _check_experts(d, options)
-    require_room(d, d.max_model_len, drafter=options.draft_tokens > 0)
-    memory = gpu_memory(d, drafter=options.draft_tokens > 0)
-    held = peer_capacity(d, drafter_layers=_drafter_layers(d, memory))
+    require_room(d, d.max_model_len)
+    memory = gpu_memory(d)
+    held = peer_capacity(d)
     if held.reported_sessions < 1:
         raise ConfigError(
             f"{engine} does not start with max_model_len={d.max_model_len}: its cache holds "
@@ -78,28 +75,14 @@ def _check_experts(d: Deployment, options: Options) -> None:
     known = " (sgl-project publishes such conversions of V4 for SGLang)" if d.experts == "fp8" else ""
     raise ConfigError(
         f"{d.spec.label}'s experts are stored as {stored}; no engine turns them into {d.experts} when it loads: name a "
-        f"converted checkpoint as the model{known}, or plan with experts=native"
+        f"converted checkpoint (--model-path){known}, or plan with --experts native"
     )
 
 
-def model_of(d: Deployment, options: Options) -> str:
-    """Repository or folder that the engine loads. Raises ``ConfigError`` for a model without a public name."""
-    if options.model is not None:
-        return options.model
-    if d.spec.label not in release_names():
-        raise ConfigError(f"{d.spec.label} has no public checkpoint; name the folder that the engine shall load")
-    return f"deepseek-ai/{d.spec.label}"
-
-
-def is_r1(options: Options) -> bool:
-    """R1 has V3's architecture, but always thinks: only its name tells."""
-    return options.model is not None and "-R1" in options.model.rsplit("/", 1)[-1]
-
-
-def common_notes(d: Deployment, memory: GpuMemory, workload: Workload | None) -> list[str]:
+def common_notes(d: Deployment, memory: GpuMemory, workload: Workload | None, options: Options) -> list[str]:
     """The header: what the plan holds, and for which load it was made."""
     parts = f"weights {gib(memory.weight_total)}, beside them {gib(memory.beside)}, cache {gib(memory.free)}"
-    held = peer_capacity(d, drafter_layers=_drafter_layers(d, memory))
+    held = peer_capacity(d)
     kept = f"{held.reported_tokens:,} tokens, {held.reported_sessions:.1f} sequences of {d.max_model_len:,}"
     fixed = f"; each takes {gib(held.fixed_bytes)} whatever its length" if held.fixed_bytes else ""
     lines = [
@@ -109,11 +92,11 @@ def common_notes(d: Deployment, memory: GpuMemory, workload: Workload | None) ->
     if workload is not None:
         before = f"{workload.isl:,} tokens in, {workload.prefix:.0%} of them read before"
         lines.append(f"load: {workload.concurrency} requests at once, {before}, {workload.osl:,} out")
-    return lines
-
-
-def _drafter_layers(d: Deployment, memory: GpuMemory) -> int:
-    return d.spec.mtp_layers if memory.weights.get("drafter") else 0
+    limits = admission(d, workload, options)
+    if limits is not None and limits.problem:
+        lines.append(limits.problem)
+    doubt = unsure(d, options)
+    return [*lines, *((doubt,) if doubt is not None else ()), *options.notes]
 
 
 def chunk_why(d: Deployment) -> str:
@@ -138,7 +121,7 @@ def memory_why(d: Deployment, memory: GpuMemory) -> str:
 def seqs_why(d: Deployment, memory: GpuMemory, workload: Workload | None) -> str:
     """Why so many sequences: what the cache holds."""
     context = d.max_model_len if workload is None else workload.isl + workload.osl
-    held = peer_capacity(d, context, drafter_layers=_drafter_layers(d, memory))
+    held = peer_capacity(d, context)
     groups = d.strategy.dp
     where = f"each of the {groups} caches holds" if groups > 1 else "the cache holds"
     sessions = held.sessions / groups / d.strategy.replicas
@@ -169,27 +152,24 @@ def split_why(d: Deployment) -> str:
 def admission(d: Deployment, workload: Workload | None, options: Options) -> Admission | None:
     """What may wait so that the last one admitted still meets the first-token target; None without a target.
 
-    The rate is the replica's whole prompt rate (cached tokens counted as read), from ``options.prefill_rate`` or the
-    planner's cost of one request. Raises ``ConfigError`` where one request alone misses the target.
+    The rate is the replica's whole prompt rate (cached tokens counted as read), by the planner's cost of one request.
+    Where one request alone misses the target nothing helps: ``problem`` says by how much.
     """
     if workload is None or workload.ttft_target is None:
         return None
-    target, new = workload.ttft_target, max(workload.isl - workload.cached, 1)
-    if options.prefill_rate is not None:
-        if options.prefill_rate <= 0:
-            raise ConfigError(f"a prefill rate of {options.prefill_rate} tokens/s; it must be above 0")
-        rate, source = options.prefill_rate * workload.isl / new, f"{options.prefill_rate:,.0f} tokens/s given"
-        alone = workload.isl / rate
+    target, new, factors = workload.ttft_target, max(workload.isl - workload.cached, 1), options.factors
+    if workload.cached:
+        alone = ttft_warm(d, workload.isl, new, workload.tier, factors=factors).total.centre
     else:
-        timing = ttft_warm(d, workload.isl, new, workload.tier) if workload.cached else ttft_cold(d, workload.isl)
-        alone = timing.total.centre
-        reading, _ = request_cost(d, workload)
-        rate, source = workload.isl / reading.centre, f"predicted ({reading.provenance})"
+        alone = ttft_cold(d, workload.isl, factors=factors).total.centre
+    reading, _ = request_cost(d, workload, factors=factors)
+    rate, source = workload.isl / reading.centre, f"predicted ({reading.provenance})"
     if alone > target:
-        raise ConfigError(
-            f"ttft={target:g}s cannot be kept: {workload.isl:,} tokens ({new:,} of them new) take {alone:.2f} s on an "
-            f"idle replica, {source}; raise the target, share more of the prompt, or launch without a target"
+        problem = (
+            f"ttft={target:g}s is likely missed: {workload.isl:,} tokens ({new:,} of them new) take {alone:.2f} s on "
+            "an idle replica, so no limit of the queue keeps it and none is set"
         )
+        return Admission(0, 0, rate, source, problem)
     queued = int((target - alone) * rate)
     return Admission(max(queued, 1), int(queued // workload.isl) + 1, rate, source)
 
@@ -229,7 +209,3 @@ def network_notes(d: Deployment, options: Options) -> list[str]:
     if options.interface is None:
         lines.append("if they have several interfaces, name the fast one (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME)")
     return lines
-
-
-def gib(size: float) -> str:
-    return f"{size / GIB:.1f} GiB"

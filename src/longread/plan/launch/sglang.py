@@ -5,15 +5,18 @@ Flags and limits were read from those two wheels (server_args.py, arg_groups/, e
 
 from dataclasses import replace
 
+from longread.plan import engine_limits
 from longread.plan.deployment import Deployment, Workload
+from longread.plan.figures import gib
 from longread.plan.gpu_memory import GpuMemory
-from longread.plan.launch import reasons
+from longread.plan.launch import models, reasons
 from longread.plan.launch.command import (
     Flag,
     Launch,
     Options,
     Process,
     Variable,
+    cache_folder,
     head_of,
     parts_of,
     place,
@@ -21,13 +24,10 @@ from longread.plan.launch.command import (
 )
 from longread.spec.errors import ConfigError
 
-VERSIONS = ("0.5.17", "0.5.23")
+VERSIONS = engine_limits.VERSIONS["sglang"]
 TORCH = {"0.5.17": "2.11.0", "0.5.23": "2.14.1"}
 _PAGE = {"deepseek_v32": 64, "deepseek_v4": 256, "deepseek_v41": 256}
-_REASONING = {"deepseek_v32": "deepseek-v3", "deepseek_v4": "deepseek-v4", "deepseek_v41": "deepseek-v41"}
-_TOOLS = {"deepseek_v32": "deepseekv32", "deepseek_v4": "deepseekv4", "deepseek_v41": "deepseekv41"}
 _INIT_PORT = 20000
-_CP_MAX = 8  # "context parallel only supports single machine (tp_size <= 8)"
 
 _HOST_WHY = "the address it answers on; anything but loopback is open to whoever reaches it, put keys before it"
 
@@ -36,8 +36,8 @@ def sglang_launch(d: Deployment, workload: Workload | None, options: Options) ->
     """Raises ``ConfigError`` for what this SGLang cannot do."""
     d = replace(d, engine="sglang")
     version = version_of(options, VERSIONS, "SGLang")
-    _refuse(d, options, version)
-    memory = reasons.checked(d, workload, options)
+    memory = reasons.checked(d, workload, options, version)
+    cache_type(d)
     flags = [
         *_address(d, options),
         *_parallel(d, version),
@@ -45,14 +45,13 @@ def sglang_launch(d: Deployment, workload: Workload | None, options: Options) ->
         *_scheduler(d, memory, workload, options),
         *_kernels(d),
         *_parsers(d, options),
-        *_drafter(d, options),
     ]
     processes = tuple(_process(d, options, p) for p in place(d, options))
-    model = reasons.model_of(d, options)
+    model = models.model_of(d, options)
     return Launch(
         "sglang",
         version,
-        f"{d.spec.label} on {d.hardware.label}, {d.strategy.label}",
+        f"{models.name_of(d, options)} on {d.hardware.label}, {d.strategy.label}",
         ("python3", "-m", "sglang.launch_server", "--model-path", model),
         tuple(flags),
         tuple(_variables(d, workload, options)),
@@ -62,37 +61,6 @@ def sglang_launch(d: Deployment, workload: Workload | None, options: Options) ->
         max(p.node for p in processes) + 1,
         d.host_cache,
     )
-
-
-def _refuse(d: Deployment, options: Options, version: str) -> None:
-    s, name = d.strategy, f"SGLang {version}"
-    if d.spec.family == "deepseek_v41" and version == "0.5.17":
-        raise ConfigError(f"{name} has no DeepSeek-V4.1; use engine version 0.5.23")
-    if options.decode_context_parallel > 1:
-        raise ConfigError(f"decode_context_parallel is written for vLLM only; for {name} use cp or dp")
-    if s.cp > 1:
-        _refuse_context_parallel(d, name, version)
-    cache_type(d)
-
-
-def _refuse_context_parallel(d: Deployment, name: str, version: str) -> None:
-    s = d.strategy
-    if d.spec.indexer is None:
-        raise ConfigError(
-            f"{name} reads one dense MLA prompt at a time under context parallelism (and needs DeepEP); use pp for "
-            f"{d.spec.label}"
-        )
-    if s.dp > 1:
-        raise ConfigError(f"{name}: cp={s.cp} and dp={s.dp} exclude each other; use one of them")
-    if s.tp * s.cp > _CP_MAX:
-        raise ConfigError(
-            f"{name} splits a prompt within one machine of at most 8 GPUs, not over {s.tp * s.cp}; use pp"
-        )
-    if s.tp > 1 and (d.spec.compressed is not None or version == "0.5.17"):
-        raise ConfigError(
-            f"{name} gives context parallelism all GPUs of a stage; use tp=1 with cp={s.tp * s.cp} instead of "
-            f"tp={s.tp} with cp={s.cp}"
-        )
 
 
 def cache_type(d: Deployment) -> tuple[str, str]:
@@ -120,7 +88,7 @@ def cache_type(d: Deployment) -> tuple[str, str]:
 
 
 def _address(d: Deployment, options: Options) -> list[Flag]:
-    name = options.served_model_name or d.spec.label
+    name = models.name_of(d, options)
     return [
         Flag("--served-model-name", name, 'what clients write in "model"'),
         Flag("--host", options.host, _HOST_WHY),
@@ -172,8 +140,8 @@ def _memory(d: Deployment, memory: GpuMemory, workload: Workload | None) -> list
         Flag(
             "--mem-fraction-static",
             f"{share:g}",
-            f"weights {reasons.gib(memory.weight_total)} + cache {reasons.gib(memory.free)} of "
-            f"{reasons.gib(d.hardware.card.memory.value)}; the step's {reasons.gib(memory.beside)} lie outside it",
+            f"weights {gib(memory.weight_total)} + cache {gib(memory.free)} of "
+            f"{gib(d.hardware.card.memory.value)}; the step's {gib(memory.beside)} lie outside it",
         ),
         Flag("--context-length", str(d.max_model_len), reasons.length_why(d, memory, workload)),
         Flag("--kv-cache-dtype", dtype, why),
@@ -198,7 +166,7 @@ def _host_cache(d: Deployment, workload: Workload | None) -> list[Flag]:
         Flag(
             "--hicache-size",
             str(int(d.host_cache / ranks / 1e9)),
-            f"GB a rank: {reasons.gib(d.host_cache)} of the node over {ranks} ranks, each with its own copy",
+            f"GB a rank: {gib(d.host_cache)} of the node over {ranks} ranks, each with its own copy",
         ),
         Flag(
             "--hicache-write-policy", "write_through", "saved as soon as read: a crash or an eviction loses no document"
@@ -226,7 +194,7 @@ def _scheduler(d: Deployment, memory: GpuMemory, workload: Workload | None, opti
         Flag("--cuda-graph-max-bs-decode", str(d.max_num_seqs), "graphs for as many sequences as may run, and no more"),
     ]
     limits = reasons.admission(d, workload, options)
-    if limits is not None and workload is not None:
+    if limits is not None and not limits.problem and workload is not None:
         why = f"{reasons.queue_why(workload, limits)} = {limits.tokens:,} tokens, and the one that comes last"
         flags.append(Flag("--max-queued-requests", str(limits.requests), why))
     return flags
@@ -257,11 +225,8 @@ def _kernels(d: Deployment) -> list[Flag]:
 
 
 def _parsers(d: Deployment, options: Options) -> list[Flag]:
-    family, label = d.spec.family, d.spec.label
-    reasoning, tool = _REASONING.get(family), _TOOLS.get(family)
-    if family == "deepseek_v3":
-        reasoning, tool = ("deepseek-v3", "deepseekv31") if label == "DeepSeek-V3.1" else (None, "deepseekv3")
-        reasoning = "deepseek-r1" if reasons.is_r1(options) else reasoning
+    label, notation = models.name_of(d, options), models.notation_of(d, options)
+    reasoning, tool = notation.sglang_reasoning, notation.sglang_tool
     flags = []
     if reasoning is not None:
         flags.append(Flag("--reasoning-parser", reasoning, f"{label}: text before </think> goes to reasoning_content"))
@@ -270,23 +235,8 @@ def _parsers(d: Deployment, options: Options) -> list[Flag]:
     return flags
 
 
-def _drafter(d: Deployment, options: Options) -> list[Flag]:
-    n = options.draft_tokens
-    if n == 0:
-        return []
-    if d.spec.dspark is not None:
-        why = f"the checkpoint's DSpark drafter; it drafts its trained block of {d.spec.dspark.block}, asked were {n}"
-        return [Flag("--speculative-algorithm", "DSPARK", why)]
-    return [
-        Flag("--speculative-algorithm", "EAGLE", "the checkpoint's own MTP layer drafts"),
-        Flag("--speculative-num-steps", str(n), f"{n} tokens one after the other"),
-        Flag("--speculative-eagle-topk", "1", "a chain, no tree: all that DeepSeek's MTP supports"),
-        Flag("--speculative-num-draft-tokens", str(n + 1), f"{n} drafted and the verified one"),
-    ]
-
-
 def _variables(d: Deployment, workload: Workload | None, options: Options) -> list[Variable]:
-    folder = options.cache_folder.format(engine="sglang")
+    folder = cache_folder("sglang")
     found = [
         Variable("SGLANG_CACHE_DIR", folder, "compiled results survive a restart here"),
         Variable("SGLANG_DG_CACHE_DIR", f"{folder}/deep_gemm", "DeepGEMM's kernels as well"),
@@ -318,13 +268,14 @@ def _process(d: Deployment, options: Options, p: Process) -> Process:
 
 
 def _notes(d: Deployment, memory: GpuMemory, workload: Workload | None, options: Options, version: str) -> list[str]:
-    lines = [*reasons.common_notes(d, memory, workload), f"pip install sglang=={version} (torch {TORCH[version]})"]
+    lines = reasons.common_notes(d, memory, workload, options)
+    lines.append(f"pip install sglang=={version} (torch {TORCH[version]})")
     if workload is not None and workload.concurrency > 1 and workload.isl > d.chunk:
         lines.append(
             "SGLang has one request in mid-prefill at a time (sglang#34623): short ones wait behind a long prompt"
         )
     if d.hardware.card.architecture != "hopper":
         lines.append(f"kernel choices here are for Hopper; on {d.hardware.card.name} SGLang chooses its own")
-    if options.draft_tokens == 0 and d.spec.mtp_layers:
+    if d.spec.mtp_layers:
         lines.append("speculative decoding is off: it helps few streams and takes memory from the cache")
     return lines + reasons.network_notes(d, options)

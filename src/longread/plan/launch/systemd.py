@@ -1,7 +1,8 @@
 """A launch as systemd units: one a process, each a whole file under the name in its first line."""
 
-from longread.plan.launch.command import Flag, Launch, Options, Process
+from longread.plan.launch.command import USER, Flag, Launch, Options, Process, cache_folder
 from longread.plan.launch.shell import comment, header
+from longread.spec.errors import ConfigError
 
 _SPECIAL = " \t\"'\\;"
 
@@ -21,7 +22,8 @@ def _unit(launch: Launch, options: Options, p: Process) -> str:
     name = unit_name(launch, p)
     where = f", on node {p.node} ({options.address(p.node)})" if launch.nodes > 1 else ""
     lines = [f"# /etc/systemd/system/{name}{where}", *header(launch), "", "[Unit]"]
-    lines += [f"Description={launch.title}: {launch.engine} {launch.version}".rstrip()]
+    title = f"{launch.title}: {launch.engine} {launch.version}".rstrip()
+    lines += [f"Description={title.replace('%', '%%')}"]
     if launch.gpus:
         lines += [
             *comment("keeps the driver loaded, or the first start waits for it", ""),
@@ -38,23 +40,21 @@ def _unit(launch: Launch, options: Options, p: Process) -> str:
         "[Service]",
         "Type=exec",
     ]
-    lines += [f"User={options.user}"]
-    if options.cache_folder.startswith("/var/cache/"):
-        folder = options.cache_folder.format(engine=launch.engine).removeprefix("/var/cache/")
-        lines += [*comment("made under /var/cache and given to the user", ""), f"CacheDirectory={folder}"]
+    lines += [f"User={USER}"]
+    folder = cache_folder(launch.engine).removeprefix("/var/cache/")
+    lines += [*comment("made under /var/cache and given to the user", ""), f"CacheDirectory={folder}"]
     for v in (*launch.variables, *p.variables):
         lines += [*comment(v.why, ""), f"Environment={_quote(f'{v.name}={v.value}')}"]
-    lines += _command(launch, options, p)
+    lines += _command(launch, p)
     lines += _limits(launch)
     return "\n".join([*lines, "", "[Install]", "WantedBy=multi-user.target"]) + "\n"
 
 
-def _command(launch: Launch, options: Options, p: Process) -> list[str]:
+def _command(launch: Launch, p: Process) -> list[str]:
     """systemd skips comment lines between continued ones, so that each flag keeps its reason."""
-    folder = options.prefix or f"/opt/{launch.engine}"
     flags: list[Flag] = [*launch.flags, *p.flags]
     first = " ".join(_quote(word) for word in launch.program[1:])
-    lines = [f"ExecStart={folder}/bin/{launch.program[0]} {first} \\"]
+    lines = [f"ExecStart=/opt/{launch.engine}/bin/{launch.program[0]} {first} \\"]
     for index, flag in enumerate(flags):
         end = " \\" if index < len(flags) - 1 else ""
         lines += [*comment(flag.why, ""), f"  {' '.join(_quote(word) for word in flag.words)}{end}"]
@@ -73,6 +73,8 @@ def _limits(launch: Launch) -> list[str]:
 
 def _quote(word: str) -> str:
     """One word for systemd: its specifiers (%) and variables ($) doubled, quoted where it must be."""
+    if not word.isprintable() and word:
+        raise ConfigError(f"{word[:80]!r} holds control characters, which no unit can hold")
     text = word.replace("%", "%%").replace("$", "$$")
     if text and not any(character in _SPECIAL for character in text):
         return text

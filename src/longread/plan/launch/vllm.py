@@ -3,18 +3,20 @@
 Flags and limits were read from those two wheels (engine/arg_utils.py, config/, models/deepseek_v4*, v1/worker/gpu).
 """
 
-import json
 from dataclasses import replace
 
+from longread.plan import engine_limits
 from longread.plan.deployment import Deployment, Workload
+from longread.plan.figures import gib
 from longread.plan.gpu_memory import GIB, GpuMemory
-from longread.plan.launch import reasons
+from longread.plan.launch import models, reasons
 from longread.plan.launch.command import (
     Flag,
     Launch,
     Options,
     Process,
     Variable,
+    cache_folder,
     head_of,
     parts_of,
     place,
@@ -22,10 +24,8 @@ from longread.plan.launch.command import (
 )
 from longread.spec.errors import ConfigError
 
-VERSIONS = ("0.26.0", "0.33.0")
+VERSIONS = engine_limits.VERSIONS["vllm"]
 TORCH = {"0.26.0": "2.11.0", "0.33.0": "2.14.0"}
-_TOKENIZERS = {"deepseek_v32": "deepseek_v32", "deepseek_v4": "deepseek_v4", "deepseek_v41": "deepseek_v41"}
-_REASONING = {"deepseek_v32": "deepseek_v3", "deepseek_v4": "deepseek_v4", "deepseek_v41": "deepseek_v41"}
 _MASTER_PORT, _RPC_PORT = 29501, 13345
 _TILE = 64  # query heads that FlashMLA's sparse kernels of SM90 work on at once
 # Experts of V3's width with a tuned Triton table in both wheels (fused_moe/configs), by card: (experts, columns).
@@ -42,8 +42,8 @@ def vllm_launch(d: Deployment, workload: Workload | None, options: Options) -> L
     """Raises ``ConfigError`` for what this vLLM cannot do."""
     d = replace(d, engine="vllm")
     version = version_of(options, VERSIONS, "vLLM")
-    _refuse(d, workload, options, version)
-    memory = reasons.checked(d, workload, options)
+    memory = reasons.checked(d, workload, options, version)
+    cache_type(d)
     flags = [
         *_address(d, options),
         *_parallel(d, options),
@@ -51,14 +51,13 @@ def vllm_launch(d: Deployment, workload: Workload | None, options: Options) -> L
         *_scheduler(d, memory, workload, options, version),
         *_kernels(d),
         *_parsers(d, options),
-        *_drafter(d, options),
     ]
     processes = tuple(_process(d, options, p) for p in place(d, options))
     return Launch(
         "vllm",
         version,
-        f"{d.spec.label} on {d.hardware.label}, {d.strategy.label}",
-        ("vllm", "serve", reasons.model_of(d, options)),
+        f"{models.name_of(d, options)} on {d.hardware.label}, {d.strategy.label}",
+        ("vllm", "serve", models.model_of(d, options)),
         tuple(flags),
         tuple(_variables(d, options)),
         processes,
@@ -67,54 +66,6 @@ def vllm_launch(d: Deployment, workload: Workload | None, options: Options) -> L
         max(p.node for p in processes) + 1,
         d.host_cache,
     )
-
-
-def _refuse(d: Deployment, workload: Workload | None, options: Options, version: str) -> None:
-    if d.spec.family == "deepseek_v41" and version == "0.26.0":
-        raise ConfigError(f"vLLM {version} has no DeepSeek-V4.1 (since 0.30); use engine version 0.33.0")
-    if d.strategy.cp > 1:
-        _refuse_context_parallel(d, version)
-    if options.decode_context_parallel > 1:
-        _refuse_decode_context_parallel(d, options, version)
-    if workload is not None and workload.prefix > 0 and workload.tier == "disk":
-        raise ConfigError(
-            f"vLLM {version} alone keeps no cache on disk (that takes a connector such as LMCache or Mooncake); use "
-            "the host tier, or SGLang with its file store"
-        )
-    if options.draft_tokens and d.strategy.pp > 1 and d.spec.dspark is None:
-        raise ConfigError("vLLM's MTP drafter does not run in a pipeline (vllm#50098); use pp=1 or no draft tokens")
-    cache_type(d)
-
-
-def _refuse_context_parallel(d: Deployment, version: str) -> None:
-    s, name = d.strategy, f"vLLM {version}"
-    if d.spec.compressed is not None:
-        raise ConfigError(
-            f"{name} runs no context parallelism over {d.spec.label}'s cache (cp={s.cp}); use dp (whole caches, "
-            "sequences spread), pp, or SGLang (prefill context parallel)"
-        )
-    if d.spec.indexer is None:
-        raise ConfigError(
-            f"{name} splits a prompt's tokens (cp={s.cp}) for sparse MLA only, {d.spec.label} is dense; use "
-            f"tp={s.tp * s.cp} with decode_context_parallel={s.cp}, which splits the cache, or pp"
-        )
-    if version == "0.26.0":
-        raise ConfigError(
-            f"{name} cannot split V3.2's cache over cp={s.cp} cards; use engine version 0.33.0, or dp or pp"
-        )
-
-
-def _refuse_decode_context_parallel(d: Deployment, options: Options, version: str) -> None:
-    asked, tp = options.decode_context_parallel, d.strategy.tp // d.strategy.dp
-    if d.strategy.cp > 1:
-        raise ConfigError(f"cp={d.strategy.cp} splits the cache already; leave decode_context_parallel at 1")
-    if d.spec.compressed is not None or (d.spec.indexer is not None and version == "0.26.0"):
-        raise ConfigError(
-            f"vLLM {version} has no decode context parallelism for {d.spec.label}: its kernels return no log-sum-exp; "
-            "use dp"
-        )
-    if tp % asked:
-        raise ConfigError(f"decode_context_parallel={asked} must divide the {tp} cards of tensor parallelism")
 
 
 def cache_type(d: Deployment) -> tuple[str, str]:
@@ -142,7 +93,7 @@ def cache_type(d: Deployment) -> tuple[str, str]:
 
 
 def _address(d: Deployment, options: Options) -> list[Flag]:
-    name = options.served_model_name or d.spec.label
+    name = models.name_of(d, options)
     return [
         Flag("--served-model-name", name, 'what clients write in "model"'),
         Flag("--host", options.host, _HOST_WHY),
@@ -170,12 +121,6 @@ def _parallel(d: Deployment, options: Options) -> list[Flag]:
         flags.append(Flag("--prefill-context-parallel-size", str(s.cp), why))
         why = f"the same {s.cp} groups share the cache, 1/{s.cp} of the tokens each; without it every GPU keeps all"
         flags.append(Flag("--decode-context-parallel-size", str(s.cp), why))
-    if options.decode_context_parallel > 1:
-        n = options.decode_context_parallel
-        why = (
-            f"MLA's one KV head cannot be cut: {tp // n} copies of the cache instead of {tp}, 1/{n} of the tokens each"
-        )
-        flags.append(Flag("--decode-context-parallel-size", str(n), why))
     if s.ep:
         flags.append(Flag("--enable-expert-parallel", None, reasons.experts_why(d)))
     return flags
@@ -197,7 +142,7 @@ def _memory(d: Deployment, memory: GpuMemory, workload: Workload | None, options
     if d.host_cache > 0:
         share = d.host_cache * parts_of(d) / _per_node(d) / d.strategy.dp
         why = (
-            f"GiB over all ranks of one engine, {reasons.gib(d.host_cache)} of main memory a node: for evicted blocks; "
+            f"GiB over all ranks of one engine, {gib(d.host_cache)} of main memory a node: for evicted blocks; "
             "its pinned buffers are taken at start (memlock)"
         )
         flags.append(Flag("--kv-offloading-size", f"{share / GIB:.1f}", why))
@@ -242,7 +187,7 @@ def _scheduler(
 
 def _admission(d: Deployment, workload: Workload | None, options: Options, version: str) -> list[Flag]:
     limits = reasons.admission(d, workload, options)
-    if limits is None or workload is None or version == "0.26.0":
+    if limits is None or limits.problem or workload is None or version == "0.26.0":
         return []
     running = d.max_num_seqs * d.strategy.dp
     return [
@@ -287,42 +232,24 @@ def _expert_type(d: Deployment) -> str:
 
 
 def _parsers(d: Deployment, options: Options) -> list[Flag]:
-    family, label = d.spec.family, d.spec.label
+    label, notation = models.name_of(d, options), models.notation_of(d, options)
     flags = []
-    reasoning, tool = _REASONING.get(family), _TOKENIZERS.get(family)
-    if family in _TOKENIZERS:
+    if notation.encoder is not None:
         why = f"{label} ships no chat template: vLLM's own encoder writes its prompts"
-        flags.append(Flag("--tokenizer-mode", _TOKENIZERS[family], why))
-    if family == "deepseek_v3":
-        reasoning, tool = ("deepseek_v3", "deepseek_v31") if label == "DeepSeek-V3.1" else (None, "deepseek_v3")
-        reasoning = "deepseek_r1" if reasons.is_r1(options) else reasoning
-    if reasoning is not None:
-        flags.append(Flag("--reasoning-parser", reasoning, f"{label}: text before </think> goes to reasoning"))
-    if tool is not None:
-        flags.append(Flag("--tool-call-parser", tool, f"{label}'s own notation of tool calls"))
+        flags.append(Flag("--tokenizer-mode", notation.encoder, why))
+    if notation.reasoning is not None:
+        flags.append(Flag("--reasoning-parser", notation.reasoning, f"{label}: text before </think> goes to reasoning"))
+    if notation.tool is not None:
+        flags.append(Flag("--tool-call-parser", notation.tool, f"{label}'s own notation of tool calls"))
         flags.append(Flag("--enable-auto-tool-choice", None, "lets the model call tools unasked; the parser needs it"))
-    if family == "deepseek_v41":
+    if d.spec.family == "deepseek_v41":
         why = "text only: the vision tower is not loaded, nor counted in this plan"
         flags.append(Flag("--language-model-only", None, why))
     return flags
 
 
-def _drafter(d: Deployment, options: Options) -> list[Flag]:
-    n = options.draft_tokens
-    if n == 0:
-        return []
-    if d.spec.dspark is not None:
-        config: dict[str, object] = {"method": "dspark", "num_speculative_tokens": n}
-        config["draft_sample_method"] = "probabilistic"
-        why = f"DSpark drafts {n} of the {d.spec.dspark.block} tokens that its block was trained for"
-    else:
-        config = {"method": "mtp", "num_speculative_tokens": n}
-        why = f"the checkpoint's own MTP layer drafts {n}; faster decode at few streams, less room for cache"
-    return [Flag("--speculative-config", json.dumps(config, separators=(",", ":")), why)]
-
-
 def _variables(d: Deployment, options: Options) -> list[Variable]:
-    folder = options.cache_folder.format(engine="vllm")
+    folder = cache_folder("vllm")
     found = [
         Variable("VLLM_CACHE_ROOT", folder, "torch.compile and DeepGEMM results survive a restart here"),
         Variable("TRITON_CACHE_DIR", f"{folder}/triton", "Triton's kernels as well"),
@@ -386,14 +313,15 @@ def _spread_groups(d: Deployment, p: Process, head: str, parts: int) -> list[Fla
 
 
 def _notes(d: Deployment, memory: GpuMemory, workload: Workload | None, options: Options, version: str) -> list[str]:
-    lines = [*reasons.common_notes(d, memory, workload), f"pip install vllm=={version} (torch {TORCH[version]})"]
-    if version == "0.26.0" and (limits := reasons.admission(d, workload, options)) is not None:
+    lines = reasons.common_notes(d, memory, workload, options)
+    lines.append(f"pip install vllm=={version} (torch {TORCH[version]})")
+    if version == "0.26.0" and (limits := reasons.admission(d, workload, options)) and not limits.problem:
         lines.append(
             f"admission: {version} cannot refuse by queue (0.33.0 can); let the gateway hold at most {limits.tokens:,} "
             "prompt tokens waiting"
         )
     if d.hardware.card.architecture != "hopper":
         lines.append(f"kernel choices here are for Hopper; on {d.hardware.card.name} vLLM chooses its own")
-    if options.draft_tokens == 0 and d.spec.mtp_layers:
+    if d.spec.mtp_layers:
         lines.append("speculative decoding is off: it helps few streams and takes memory from the cache")
     return lines + reasons.network_notes(d, options)
