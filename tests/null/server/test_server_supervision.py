@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import httpx
+import psutil
 import pytest
 from fake_worker import workers
 from serving import wait_until
@@ -119,6 +120,21 @@ def test_whenever_the_engine_is_killed_each_request_ends_once() -> None:
         assert wait_until(lambda: serving.state.driver.pending == 0)
         assert metric(serving, "engine_restarts_total") == kills
         assert wait_until(lambda: metric(serving, "num_requests_running") == 0)
+
+
+def test_restarts_leave_nothing_behind() -> None:
+    here = psutil.Process()
+    with worker_serving() as serving:
+        counts = []
+        for count in range(1, 4):
+            assert wait_until(lambda n=count: len(serving.made) == n and serving.ready(), 20)
+            assert wait_until(lambda: len(here.children()) == 1)
+            counts.append((here.num_fds(), here.num_threads()))
+            serving.kill()
+        assert max(files for files, _ in counts) <= counts[0][0] + 1  # one for a connection that is closing
+        assert max(threads for _, threads in counts) <= counts[0][1] + 1
+        assert wait_until(lambda: len(serving.made) == 4 and serving.ready(), 20)
+        assert not any(psutil.pid_exists(engine.pid) for engine in serving.made[:-1])
 
 
 def serve_alone(
