@@ -149,7 +149,7 @@ class Factors:
         return ("interpolated" if depth >= 3 else "roofline"), words
 
     def _inside(self, leaf: Place) -> tuple[float, int]:
-        """Spread of one deployment's runs and its degrees of freedom: the usual one, or its own where that is larger."""
+        """Spread of one deployment's runs, and degrees of freedom: the usual one, or its own where that is larger."""
         members = self._by_path[leaf]
         if len(members) > 1:
             own = math.sqrt(sum((s.log - self._plain[leaf]) ** 2 for s in members) / (len(members) - 1))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from longread.plan.deployment import Deployment
 from longread.plan.ops import attention_ranks, expert_ranks
 from longread.plan.shapes import readings
-from longread.spec.hardware import Hardware
+from longread.spec.hardware import Card, Figure, Hardware
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,30 +23,50 @@ class Link:
     start: float
 
 
-# Share of the link's rate that a collective reaches, and its start-up. A measured NVLink rate is reached already.
+# Share of the link's printed rate that a collective reaches, and its start-up: assumed but for the last, see above.
 _NVLINK, _PCIE, _NETWORK = (0.75, 12e-6), (0.60, 30e-6), (0.70, 80e-6)
+HOST_SHARE = 49.5 / 64  # of PCIe's printed rate, from pinned memory: one H200, Gen5 x16
+_PCIE_RATES = (8e9, 16e9, 32e9, 64e9, 128e9)  # sixteen lanes of generations 2 to 6, one direction
 _UNKNOWN_PCIE, _UNKNOWN_NETWORK = 25e9, 50e9  # where the hardware's file does not say: PCIe 4 x16, one 400 Gb/s port
+
+
+def sustained(rate: Figure, share: float) -> float:
+    """Bytes/s that a link gives: a measured rate is that already, of a printed one a ``share``."""
+    return rate.value if rate.mark == "measured" else rate.value * share
+
+
+def host_rate(card: Card) -> float | None:
+    """Bytes/s from pinned host memory to one card; None where PCIe's rate is not known."""
+    return None if card.pcie is None else sustained(card.pcie, HOST_SHARE)
+
+
+def host_peak(card: Card) -> float | None:
+    """Bytes/s at most over that link: the printed rate, or of a measured one the generation's that allows it."""
+    if card.pcie is None or card.pcie.mark != "measured":
+        return None if card.pcie is None else card.pcie.value
+    return next((rate for rate in _PCIE_RATES if rate >= card.pcie.value), card.pcie.value)
 
 
 def link(hardware: Hardware, cards: int) -> Link:
     """The link that bounds a collective of ``cards`` neighbouring cards."""
     card = hardware.card
     if card.nvlink is not None:
-        share = 1.0 if card.nvlink.mark == "measured" else _NVLINK[0]
-        inside = Link("NVLink", card.nvlink.value * share, _NVLINK[1])
+        inside = Link("NVLink", sustained(card.nvlink, _NVLINK[0]), _NVLINK[1])
     else:
-        rate = card.pcie.value if card.pcie is not None else _UNKNOWN_PCIE  # host to device, whoever measured it
-        inside = Link("PCIe", rate * _PCIE[0], _PCIE[1])
+        rate = host_rate(card) or _UNKNOWN_PCIE * HOST_SHARE
+        inside = Link("PCIe", rate * _PCIE[0] / HOST_SHARE, _PCIE[1])  # between cards, not from the host
     if cards <= hardware.gpus:
         return inside
     # As many rings as a machine has ports, each over all cards: what one card's share of a collective passes is spread
     # over all ports of its machine.
-    return Link("network", min(network(hardware) * _NETWORK[0], inside.rate), _NETWORK[1])
+    return Link("network", min(network(hardware), inside.rate), _NETWORK[1])
 
 
 def network(hardware: Hardware) -> float:
-    """Bytes/s of one machine's ports together, one direction."""
-    return hardware.network.value if hardware.network is not None else _UNKNOWN_NETWORK * hardware.gpus
+    """Bytes/s that one machine's ports together give a collective, one direction."""
+    if hardware.network is None:
+        return _UNKNOWN_NETWORK * hardware.gpus * _NETWORK[0]
+    return sustained(hardware.network, _NETWORK[0])
 
 
 def prefill_communication(d: Deployment, chunk: float, groups: int = 1) -> dict[str, float]:
@@ -69,7 +89,7 @@ def hand_over(d: Deployment, tokens: float) -> float:
     streams = spec.hyper.mult if spec.hyper is not None else 1
     far = d.strategy.gpus > d.hardware.gpus
     between = link(d.hardware, d.hardware.gpus + 1 if far else 2)
-    rate = network(d.hardware) / d.hardware.gpus * _NETWORK[0] if far else between.rate  # a card's own port
+    rate = network(d.hardware) / d.hardware.gpus if far else between.rate  # a card's own port
     share = d.strategy.tp * d.strategy.cp  # each rank of a stage sends its part
     return tokens * spec.hidden * 2 * streams / share / rate + between.start
 
@@ -85,7 +105,7 @@ def _collectives(d: Deployment, local: float, tokens: float) -> dict[str, float]
         over = link(d.hardware, ranks)
         if d.strategy.ep and d.strategy.dp > 1:  # FP8 out, BF16 back, each row to its top_k experts
             sent = tokens / ranks * spec.moe.top_k * spec.hidden * 3.0 * (ranks - 1) / ranks
-            rate = over.rate if ranks <= d.hardware.gpus else network(d.hardware) / d.hardware.gpus * _NETWORK[0]
+            rate = over.rate if ranks <= d.hardware.gpus else network(d.hardware) / d.hardware.gpus
             found["expert all-to-all"] = spec.layers * (2 * over.start + sent / rate)
         else:  # all-reduce, or all-gather before and reduce-scatter after where attention is split by tokens
             found["FFN all-reduce"] = spec.layers * (over.start + _ring(ranks) * tokens * row / over.rate)

@@ -6,12 +6,16 @@ DeepGEMM, FlashMLA, FA3); other cards are projected. Whole engines are slower th
 
 Projection: a kernel's time is its tensor-core time plus a rest (loads, softmax, epilogues) that scales with the SMs. A
 card with a lower tensor rate per SM hides more of the rest. H20 against H200: tensor time x 6.7, rest x 132/78 = 1.7.
-Bandwidth-bound work scales with the bandwidth.
+Bandwidth-bound work scales with the bandwidth. Where a user's own card was measured (``longread probe``), its shares
+follow what it reached (``reached``).
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
-from longread.plan.floor import peak
+from longread.plan.cards import card as table_card
+from longread.plan.cards import find_card
+from longread.plan.floor import peak, peak_name
 from longread.plan.ops import Kind, Op
 from longread.spec.hardware import Card
 
@@ -40,19 +44,18 @@ _H200: dict[Kind, Factor] = {
 # BF16 products with 4-bit weights (Marlin) on the same card: torch grouped BF16 reaches 725 of 989 TFLOP/s without the
 # dequantisation; V4-Flash chunk times leave about 6 ms a layer and 8,192 tokens for Marlin.
 _WEIGHT_ONLY = Factor(0.42, 0.50, "V4-Flash 32 layers with Marlin against Humming experts, chunk times")
-# A CPU's peaks are what a probe measured, so shares are of large products and copies of the same machine.
+# A CPU's peaks are what a probe measured, so shares are of large products and copies of the same machine. All assumed.
 _CPU: dict[Kind, Factor] = {
-    "linear": Factor(0.60, 0.60, "not measured kind by kind"),
-    "experts": Factor(0.35, 0.50, "not measured kind by kind"),
-    "attention": Factor(0.25, 0.50, "not measured kind by kind"),
-    "sparse attention": Factor(0.20, 0.30, "not measured kind by kind"),
-    "decode attention": Factor(0.25, 0.50, "not measured kind by kind"),
-    "index": Factor(0.30, 0.50, "not measured kind by kind"),
-    "top-k": Factor(1.0, 0.10, "not measured kind by kind"),
-    "elementwise": Factor(1.0, 0.30, "not measured kind by kind"),
-    "head": Factor(0.60, 0.60, "not measured kind by kind"),
+    "linear": Factor(0.60, 0.60, "assumed"),
+    "experts": Factor(0.35, 0.50, "assumed"),
+    "attention": Factor(0.25, 0.50, "assumed"),
+    "sparse attention": Factor(0.20, 0.30, "assumed"),
+    "decode attention": Factor(0.25, 0.50, "assumed"),
+    "index": Factor(0.30, 0.50, "assumed"),
+    "top-k": Factor(1.0, 0.10, "assumed"),
+    "elementwise": Factor(1.0, 0.30, "assumed"),
+    "head": Factor(0.60, 0.60, "assumed"),
 }
-_H200_SMS, _H200_BF16 = 132.0, 989.4e12
 LAUNCH_SECONDS = 1.4e-6  # between kernels of a CUDA graph: V4-Flash 32 layers, decode at batch 1 beyond its bytes
 # Steps that no graph covers (prefill) cannot be issued faster than this, once and per layer: short suffixes of 4 to 32
 # layers, one H200, vLLM 0.26.0 (V4 about 4 ms, V3 and V3.2 about 2.5 ms a layer), and 180 ms for 128 tokens of R1's 61
@@ -70,16 +73,56 @@ def factor(op: Op, card: Card) -> Factor:
     base = _H200[op.kind]
     if op.kind == "experts" and op.rate == "bf16":
         base = _WEIGHT_ONLY
+    moved = min(base.bytes * reached(card, "bandwidth"), 1.0)
     if op.flops == 0.0:
-        return base
-    return Factor(_projected(base.flops, card), base.bytes, base.source)
+        return Factor(base.flops, moved, base.source)
+    worked = _projected(base.flops, *_pace(card)) * reached(card, peak_name(card, op.rate))
+    return Factor(min(worked, 1.0), moved, base.source)
 
 
-def _projected(share: float, card: Card) -> float:
+def _pace(card: Card) -> tuple[float, float]:
+    """Tensor rate and SMs of this card, an H200's as 1."""
+    h200 = table_card("H200")
+    assert h200.sms is not None
+    tensor = peak(card, "bf16") / peak(h200, "bf16")
+    return tensor, card.sms.value / h200.sms.value if card.sms is not None else min(tensor, 1.0)
+
+
+def _projected(share: float, tensor: float, sms: float) -> float:
     """1 / (tensor + rest), with the rest shrunk by how much less tensor rate an SM of this card has."""
-    tensor = peak(card, "bf16") / _H200_BF16
-    sms = card.sms.value / _H200_SMS if card.sms is not None else min(tensor, 1.0)
     return 1.0 / (1.0 + (1.0 / share - 1.0) * tensor / sms)
+
+
+def reached(card: Card, rate: str) -> float:
+    """How much larger a share of its peak this very card was measured at than its kind is; 1 where it was not.
+
+    ``rate``: a type of ``flops`` that the card has, or "bandwidth". The table's card of the same name is its kind; for
+    a card that is not in the table, or not measured there, the H200's share is projected. So a throttled card plans
+    slower than a healthy one, and where measured rates stand for unknown peaks, no share is taken off twice.
+    """
+    if card.architecture == "cpu":
+        return 1.0  # its peaks are measured, and its shares are of those
+    found = _share(card, rate)
+    if found is None:
+        return 1.0
+    return found / _usual(card.name, rate, *_pace(card))
+
+
+def _share(card: Card, rate: str) -> float | None:
+    """What a large product or copy reached of the peak, where somebody measured it."""
+    figure = card.measured_bandwidth if rate == "bandwidth" else card.measured_flops.get(rate)
+    whole = card.bandwidth if rate == "bandwidth" else card.flops[rate]
+    return None if figure is None else figure.value / whole.value
+
+
+@lru_cache(maxsize=256)
+def _usual(name: str, rate: str, tensor: float, sms: float) -> float:
+    known = find_card(name)
+    if known is not None and rate in (*known.flops, "bandwidth") and (share := _share(known, rate)) is not None:
+        return share
+    share = _share(table_card("H200"), rate if rate in ("bandwidth", "fp8", "bf16", "tf32", "fp32") else "fp8")
+    assert share is not None
+    return share if rate == "bandwidth" else _projected(share, tensor, sms)
 
 
 def seconds(op: Op, card: Card) -> float:

@@ -5,7 +5,7 @@ Knows which times belong together; what they mean for a target is ``judging``'s,
 
 from dataclasses import dataclass, replace
 
-from longread.plan.calibrate import Factors, path_of
+from longread.plan.calibrate import Factors, path_of, phase
 from longread.plan.deployment import Deployment, Workload
 from longread.plan.estimate import Estimate
 from longread.plan.raw import decode_step, prefill_step
@@ -96,7 +96,7 @@ def glance(d: Deployment, w: Workload, seats: int, factors: Factors) -> Glance:
     new = max(w.isl - w.cached, 1)
     chunk = min(d.chunk, new)
     middle = w.cached + (new - chunk) // 2
-    reading = factors.scale(path_of(d, "warm" if w.cached and new <= 512 else "prefill")).centre
+    reading = factors.scale(path_of(d, phase(new, w.cached))).centre
     decoding = factors.scale(path_of(d, "decode")).centre
     groups = min(s.dp, streams)
     shared = sum(prefill_step(d, chunk, middle, groups=groups).values()) * new / chunk * reading / s.pp / groups

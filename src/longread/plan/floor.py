@@ -51,10 +51,15 @@ class Work:
 
 def peak(card: Card, rate: str) -> float:
     """FLOP/s of ``rate`` on this card, or of the next wider type that it has. Raises ``ConfigError`` without any."""
+    return card.flops[peak_name(card, rate)].value
+
+
+def peak_name(card: Card, rate: str) -> str:
+    """``rate``, or the next wider type that this card has. Raises ``ConfigError`` without any."""
     name: str | None = rate
     while name is not None:
         if name in card.flops:
-            return card.flops[name].value
+            return name
         name = _FALLBACK.get(name)
     raise ConfigError(f"{card.name} has no rate for {rate} or a wider type (it has: {', '.join(card.flops) or 'none'})")
 

@@ -5,6 +5,7 @@ Rates of CPU work per token are measured; the parts have the names under which L
 
 from dataclasses import dataclass
 
+from longread.plan.communication import host_rate
 from longread.plan.deployment import Deployment, EngineName, Tier
 from longread.plan.floor import cached_bytes
 from longread.plan.shards import cache_share
@@ -41,7 +42,6 @@ RATES: dict[EngineName, FrontEnd] = {
         _PARSE, _TOKENIZERS, 0.224 / 524288, 0.0, (1, 1, 1), "radix comparison of 512K ids in 224 ms; tokenizers"
     ),
 }
-_LINK_SHARE = 0.78  # pinned host memory to one H200: 49.5 GB/s of a Gen5 x16 link's 64
 
 
 def front_end(d: Deployment, tokens: int, *, text: bool = True) -> dict[str, float]:
@@ -68,11 +68,11 @@ def load_seconds(d: Deployment, tokens: int, tier: Tier) -> dict[str, float]:
     card, s = d.hardware.card, d.strategy
     nbytes = cached_bytes(d.spec, d.cache, tokens)
     if card.architecture == "cpu":
-        over_link = nbytes / (card.bandwidth.value / 2)
-    elif card.pcie is None:
+        over_link = nbytes / (card.bandwidth.value / 2)  # a copy reads and writes
+    elif (rate := host_rate(card)) is None:
         raise ConfigError(f"{card.name} has no PCIe rate: give `pcie` in the hardware file to plan loads from {tier}")
     else:
-        over_link = nbytes / (cache_share(d) * s.pp) / (card.pcie.value * _LINK_SHARE)
+        over_link = nbytes / (cache_share(d) * s.pp) / rate
     if tier == "host":
         return {"load host": over_link}
     if d.hardware.disk_read is None:

@@ -16,15 +16,16 @@ from longread.spec.model import ModelSpec
 Kind = Literal[
     "linear", "experts", "attention", "sparse attention", "decode attention", "index", "top-k", "elementwise", "head"
 ]
-# Expert-parallel ranks wait for the one with most rows. Routing is never even; 1.2 is the excess that sglang's and
-# DeepSeek's balancers report as reached (EPLB); cut by columns there is nothing to wait for.
+# Expert-parallel ranks wait for the one with most rows; cut by columns there is nothing to wait for. Assumed: how even
+# routing is depends on the text.
 EP_SKEW = 1.2
 # FlashMLA on Hopper: tiles of 64 query heads, in the sparse kernels and in dense decode (FlashMLA sm90 config.h B_H=64,
 # recipes#234). Longread's own kernels are planned with 16, the smallest matrix tile.
 HEAD_TILE = {"vllm": 64, "sglang": 64, "longread": 16}
 _EXPERT_BYTES = {"fp8": 1.0 + 4 / 128**2, "fp4": 0.5 + 1 / 32, "int4": 0.5 + 2 / 128, "bf16": 2.0}
 _DECODE_PATH = 512  # tokens of an extension that vLLM's FlashAttention MLA backend computes in absorbed form
-_LAUNCHES = {"dense": 34, "sparse": 46, "v4": 62}  # kernels a layer: attention, router, experts, norms, quantisation
+# Kernels a layer: attention, router, experts, norms, quantisation. Assumed: counted from formulas, not traced.
+_LAUNCHES = {"dense": 34, "sparse": 46, "v4": 62}
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,22 +144,21 @@ def decode_ops(d: Deployment, batch: int, context: int) -> tuple[Op, ...]:
 
 def head_op(d: Deployment, rows: int) -> Op:
     """Logits of ``rows`` tokens. The head is stored in the checkpoint's plain float type."""
-    head = matrices(d.spec, False).head / attention_ranks(d)
+    head = matrices(d.spec, False).head / attention_ranks(d) / d.strategy.cp
     return Op("head", "head", 2 * head * rows, plain_rate(d.spec), head * _plain_bytes(d.spec), 3)
 
 
 def _weight_ops(d: Deployment, local: float, tokens: float, *, prompt: bool) -> tuple[Op, Op]:
     """Products with weights: ``local`` rows meet the linears of one card, ``tokens`` the experts of the stage."""
     spec, m, s = d.spec, matrices(d.spec, prompt), d.strategy
-    cut = m.split / attention_ranks(d) + m.dense / s.tp
-    if s.dp > 1:  # dense and shared FFNs stay cut over all TP cards, so the rows of all groups meet there
-        cut = m.split / attention_ranks(d) + m.dense / attention_ranks(d)
-    weights = cut + m.whole + m.router + m.hyper + m.engram
-    stored = weights - m.plain
+    own = m.split / attention_ranks(d) + m.whole + m.router + m.hyper + m.engram
+    dense = (
+        m.dense / attention_ranks(d) / s.cp
+    )  # dense and shared FFNs: cp cuts them further, and all its rows meet there
+    flops = 2 * (own * local + dense * local * (s.cp if prompt else 1))
     one = 1.0 if spec.quant is not None else _plain_bytes(spec)
-    linear = Op(
-        "linears", "linear", 2 * weights * local, _quantised_rate(d), stored * one + m.plain * _plain_bytes(spec), 0
-    )
+    moved = (own + dense - m.plain) * one + m.plain * _plain_bytes(spec)
+    linear = Op("linears", "linear", flops, _quantised_rate(d), moved, 0)
     ranks = expert_ranks(d)
     skew = EP_SKEW if s.ep and ranks > 1 and tokens > 1 else 1.0
     flops = 2 * m.expert * m.moe_layers * spec.moe.top_k * tokens / ranks * skew

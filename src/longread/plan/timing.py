@@ -7,17 +7,21 @@ the total; the engine's own losses are spread over the parts that its cards and 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from longread.plan.calibrate import Factors, Phase, Scale, default_factors, path_of
+from longread.plan.calibrate import Factors, Scale
+from longread.plan.communication import host_peak
 from longread.plan.deployment import Deployment, Tier, Workload
-from longread.plan.estimate import Estimate, exact, total
+from longread.plan.estimate import Estimate, Provenance, exact, total
 from longread.plan.floor import cold_floor, decode_floor, load_floor, suffix_floor
 from longread.plan.frontend import RATES, front_end, load_seconds
 from longread.plan.raw import decode_step, prefill, request_seconds
+from longread.plan.scaling import reading_scale, scale_for
 from longread.spec.errors import ConfigError
 from longread.spec.hardware import Hardware
 
 Cost = tuple[Estimate, Estimate]  # seconds of one request in prefill and in decode
 FIRST_BYTE = 1.0e-3  # from the sampled token to the first byte on the wire; 1-2 ms of Longread's server on two cores
+# Ends of what no run scales, as multiples of its centre: all assumed, and said so beside each.
+_FRONT, _LOAD, _BYTE = (0.5, 2.0), (0.8, 1.5), (0.5, 3.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +36,7 @@ def ttft_cold(d: Deployment, isl: int, *, factors: Factors | None = None) -> Tim
     """First token of ``isl`` tokens that nobody read before, alone on the replica. ``ConfigError``: isl < 1."""
     _positive(isl, "isl")
     floor = cold_floor(d.spec, replica(d), isl).seconds
-    return _first_token(d, isl, 0, {}, _scale(d, "prefill", factors), floor)
+    return _first_token(d, isl, 0, {}, _reading(d, isl, 0, factors), floor)
 
 
 def ttft_warm(
@@ -50,7 +54,7 @@ def ttft_warm(
     cached = isl - suffix
     loads = load_seconds(d, cached, tier)
     floor = suffix_floor(d.spec, replica(d), suffix, cached).seconds + _load_floor(d, cached, tier)
-    return _first_token(d, suffix, cached, loads, _scale(d, "warm", factors), floor, text=text)
+    return _first_token(d, suffix, cached, loads, _reading(d, suffix, cached, factors), floor, text=text)
 
 
 def _first_token(
@@ -65,14 +69,19 @@ def _first_token(
 ) -> Timing:
     parts: dict[str, Estimate] = {}
     for name, value in front_end(d, new + cached, text=text).items():
-        parts[name] = Estimate(value * 0.5, value, value * 2, "measured elsewhere", RATES[d.engine].source)
+        parts[name] = _about(value, _FRONT, "measured elsewhere", RATES[d.engine].source)
     parts["queue"] = exact(0.0, "one request on an idle replica")
     for name, value in loads.items():
-        parts[name] = Estimate(value * 0.8, value, value * 1.5, "roofline", "link and disk rates of the hardware")
+        parts[name] = _about(value, _LOAD, "roofline", "link and disk rates of the hardware")
     for name, value in _folded(prefill(d, new, cached)).items():
         parts[name] = scale.apply(value)
-    parts["first byte"] = Estimate(FIRST_BYTE / 2, FIRST_BYTE, FIRST_BYTE * 3, "measured elsewhere", "own server, CPU")
+    parts["first byte"] = _about(FIRST_BYTE, _BYTE, "measured elsewhere", "own server, CPU")
     return Timing(_bounded(total(parts.values()), floor, scale), parts)
+
+
+def _about(value: float, ends: tuple[float, float], provenance: Provenance, source: str) -> Estimate:
+    words = f"{source}; {ends[0]:g} to {ends[1]:g} times it is assumed"
+    return Estimate(value * ends[0], value, value * ends[1], provenance, words)
 
 
 def _folded(raw: dict[str, float]) -> dict[str, float]:
@@ -87,7 +96,7 @@ def tpot(d: Deployment, batch: int, context: int, *, factors: Factors | None = N
     """Seconds between tokens of each of ``batch`` sequences that see ``context`` tokens, nothing being prefilled."""
     _positive(batch, "batch")
     _positive(context, "context")
-    scale = _scale(d, "decode", factors)
+    scale = scale_for(d, "decode", lambda o: sum(decode_step(o, batch, context).values()), factors)
     parts = {name: scale.apply(value) for name, value in _folded(decode_step(d, batch, context)).items()}
     return Timing(_bounded(total(parts.values()), decode_floor(d, batch, context), scale), parts)
 
@@ -95,9 +104,9 @@ def tpot(d: Deployment, batch: int, context: int, *, factors: Factors | None = N
 def stalled_tpot(d: Deployment, batch: int, context: int, *, factors: Factors | None = None) -> Estimate:
     """Longest gap between tokens while a prompt is read behind ``context`` tokens: a decode step and a whole chunk."""
     chunk = min(d.chunk, max(context, 1))
-    reading = _scale(d, "prefill", factors)
-    raw = sum(prefill(d, chunk, max(context - chunk, 0)).values())
-    return total([tpot(d, batch, context, factors=factors).total, reading.apply(raw)])
+    before = max(context - chunk, 0)
+    reading = _reading(d, chunk, before, factors).apply(_read(d, chunk, before))
+    return total([tpot(d, batch, context, factors=factors).total, reading])
 
 
 def throughput(
@@ -131,14 +140,18 @@ def request_cost(d: Deployment, workload: Workload, *, factors: Factors | None =
     streams = max(-(-workload.concurrency // d.strategy.replicas), 1)
     new = max(workload.isl - workload.cached, 1)
     warm = workload.cached > 0
-    scale = _scale(d, "warm" if warm and new <= 512 else "prefill", factors)
-    loads = sum(load_seconds(d, workload.cached, workload.tier).values()) if warm else 0.0
-    raw, _ = request_seconds(d, workload.isl, workload.cached, workload.osl, streams)
+
+    def raw(o: Deployment, new: int, cached: int) -> float:
+        return request_seconds(o, new + cached, cached, workload.osl, streams)[0]
+
+    scale = reading_scale(d, new, workload.isl - new, raw, factors)
     if warm:
         least = suffix_floor(d.spec, replica(d), new, workload.cached).compute
     else:
         least = cold_floor(d.spec, replica(d), new).compute
-    reading = scale.apply(raw + loads, least)
+    reading = scale.apply(raw(d, new, workload.isl - new), least)
+    if warm and (loads := sum(load_seconds(d, workload.cached, workload.tier).values())):
+        reading = total([reading, _about(loads, _LOAD, "roofline", "link and disk rates of the hardware")])
     middle = workload.isl + workload.osl // 2
     step = tpot(d, streams, middle, factors=factors).total
     return reading, step.times(max(workload.osl - 1, 0) / streams)
@@ -218,12 +231,17 @@ def _load_floor(d: Deployment, cached: int, tier: Tier) -> float:
         return 0.0
     if tier == "disk" and d.hardware.disk_read is not None:
         return load_floor(d.spec, d.cache, cached, d.hardware.disk_read.value)
-    rate = card.pcie.value * d.strategy.gpus if card.pcie is not None else card.bandwidth.value
-    return load_floor(d.spec, d.cache, cached, rate)
+    one = host_peak(card)
+    return load_floor(d.spec, d.cache, cached, card.bandwidth.value if one is None else one * d.strategy.gpus)
 
 
-def _scale(d: Deployment, phase: Phase, factors: Factors | None) -> Scale:
-    return (default_factors() if factors is None else factors).scale(path_of(d, phase))
+def _reading(d: Deployment, new: int, cached: int, factors: Factors | None) -> Scale:
+    """The factor of one prompt alone."""
+    return reading_scale(d, new, cached, _read, factors)
+
+
+def _read(d: Deployment, new: int, cached: int) -> float:
+    return sum(prefill(d, new, cached).values())
 
 
 def _bounded(estimate: Estimate, floor: float, scale: Scale) -> Estimate:

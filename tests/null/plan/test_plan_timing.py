@@ -19,12 +19,22 @@ from longread.plan.calibrate import (
 )
 from longread.plan.cards import parse_hardware
 from longread.plan.communication import link, prefill_communication
-from longread.plan.deployment import Deployment, Strategy, Workload
+from longread.plan.deployment import Deployment, Strategy, Tier, Workload
 from longread.plan.efficiency import factor
 from longread.plan.ops import decode_ops, prefill_ops, rows_touched
 from longread.plan.published import left_out, published_runs, with_layers
 from longread.plan.raw import _sampled, prefill, prefill_step
-from longread.plan.timing import loaded_tpot, stalled_tpot, throughput, tpot, ttft_at_load, ttft_cold, ttft_warm
+from longread.plan.shapes import matrices
+from longread.plan.timing import (
+    loaded_tpot,
+    request_cost,
+    stalled_tpot,
+    throughput,
+    tpot,
+    ttft_at_load,
+    ttft_cold,
+    ttft_warm,
+)
 from longread.spec.errors import ConfigError
 from longread.spec.releases import release
 
@@ -205,6 +215,19 @@ def test_all_reduce_volume_of_v3() -> None:
     assert seconds * link(d.hardware, 8).rate / 1e12 == pytest.approx(1.6, abs=0.05)  # TB a card at 512K
 
 
+def test_context_parallelism_cuts_dense_weights_and_the_head() -> None:
+    """As ``shards.degrees`` places them: shared experts and vocabulary over cp, attention on every card."""
+    one, eight = (decode_ops(on("8xH20", "V3", strategy=s), 8, 8192) for s in (Strategy(), Strategy(cp=8)))
+    head = [next(op.bytes for op in ops if op.name == "head") for ops in (one, eight)]
+    assert head[0] == pytest.approx(8 * head[1])
+    linears = [next(op for op in ops if op.name == "linears") for ops in (one, eight)]
+    cut = matrices(release("V3"), False).dense * 7 / 8
+    assert linears[0].bytes - linears[1].bytes == pytest.approx(cut)
+    assert linears[0].flops - linears[1].flops == pytest.approx(2 * 8 * cut)
+    whole, part = (prefill_ops(on("8xH20", "V3", strategy=s), 8192, 0)[0] for s in (Strategy(), Strategy(cp=8)))
+    assert whole.flops == pytest.approx(8 * part.flops)
+
+
 @pytest.mark.parametrize("count", [1, 9, 10, 11, 64, 513])
 def test_sampled_chunks_are_exact_for_straight_lines(count: int) -> None:
     marks = _sampled(count)
@@ -255,6 +278,50 @@ def test_order_and_floor_of_every_prediction(machine: str, model: str, strategy:
             assert 0 < e.floor <= e.low <= e.centre <= e.high
         assert all(a.centre <= b.centre for a, b in pairwise(times[:4]))
         assert times[4].centre < times[3].centre and times[5].centre <= times[6].centre
+
+
+@pytest.mark.parametrize("engine", ["longread", "vllm", "sglang"])
+@pytest.mark.parametrize("model", ["V3", "V3.2", "V4-Flash", "V4.1-Flash"])
+@pytest.mark.parametrize("strategy", [Strategy(tp=8), Strategy(cp=8), Strategy(tp=8, dp=8, ep=True)])
+def test_a_faster_card_is_never_slower(engine: str, model: str, strategy: Strategy) -> None:
+    """Cards' groups of runs are fitted apart; a measured slow one must not turn the order round."""
+    slow_to_fast = ("H20-96", "H20-141", "H200", "B200")
+    found = [on(f"8x{name}", model, strategy=strategy, engine=engine) for name in slow_to_fast]
+    for ask in (
+        lambda d: ttft_cold(d, 1024).total,
+        lambda d: ttft_cold(d, 131072).total,
+        lambda d: ttft_warm(d, 131072, 64).total,
+        lambda d: tpot(d, 1, 65536).total,
+        lambda d: tpot(d, 32, 8192).total,
+        lambda d: request_cost(d, Workload(32768, 512, concurrency=8))[0],
+    ):
+        times = [ask(d) for d in found]
+        assert all(slow.centre * (1 + 1e-9) >= fast.centre for slow, fast in pairwise(times)), times
+        assert all(e.low <= e.centre <= e.high for e in times)
+
+
+def test_what_a_faster_card_takes_from_a_slower_one_is_said() -> None:
+    taken = tpot(on("8xH200", "V4.1-Flash"), 8, 65536).total
+    assert "no slower than on H20-141" in taken.source and taken.provenance == "interpolated"
+    assert "no slower" not in tpot(on("8xH200", "V3", engine="sglang"), 8, 1536).total.source
+
+
+@pytest.mark.parametrize("tier", ["device", "host"])
+@pytest.mark.parametrize(
+    ("model", "strategy"), [("V4-Flash", Strategy(cp=8)), ("V3", Strategy(tp=8)), ("V3.2", Strategy(tp=8))]
+)
+def test_more_new_tokens_are_never_cheaper(model: str, strategy: Strategy, tier: Tier) -> None:
+    less = 1e-3 if tier == "host" else 1e-9  # fewer cached tokens are loaded, while the host issues kernels no faster
+    for engine in ("longread", "vllm", "sglang"):
+        d = on("8xH20", model, strategy=strategy, engine=engine)
+        suffixes = (1, 32, 511, 512, 513, 1024, 8192, 65536, S - 1)
+        alone = [ttft_warm(d, S, n, tier).total.centre for n in suffixes]
+        assert all(a <= b * (1 + less) for a, b in pairwise(alone)), alone
+        shared = [
+            request_cost(d, Workload(S, 256, prefix=1 - n / S, concurrency=4, tier=tier))[0].centre for n in suffixes
+        ]
+        assert all(a <= b * (1 + less) for a, b in pairwise(shared)), shared
+        assert alone[-1] == pytest.approx(ttft_cold(d, S).total.centre, rel=0.02)
 
 
 def test_throughput_grows_and_pays_for_prompts() -> None:
