@@ -70,16 +70,22 @@ class Groups:
 
 
 def peer_capacity(
-    d: Deployment, context: int | None = None, *, pool: int | None = None, drafter_layers: int = 0
+    d: Deployment,
+    context: int | None = None,
+    *,
+    pool: int | None = None,
+    drafter_layers: int = 0,
+    memory: GpuMemory | None = None,
 ) -> PeerCapacity:
     """What ``d.engine`` reports, and holds at ``context`` (default max_model_len) tokens a sequence.
 
     ``pool``: bytes for the cache on one card where the log named them, else ``gpu_memory``'s. ``drafter_layers``: of a
-    loaded drafter, each with a window cache. Raises ``ConfigError`` for longread, which reports what ``capacity`` says.
+    loaded drafter, each with a window cache. ``memory``: of ``d``, where it is known already. Raises ``ConfigError``
+    for longread, which reports what ``capacity`` says.
     """
     if d.engine == "longread":
         raise ConfigError("longread's own cache holds what plan.gpu_memory.capacity says; ask for vllm or sglang")
-    memory = gpu_memory(d, drafter=drafter_layers > 0)
+    memory = memory or gpu_memory(d, drafter=drafter_layers > 0)
     size = max(memory.free, 0) if pool is None else pool
     length = context or d.max_model_len
     if d.engine == "sglang":

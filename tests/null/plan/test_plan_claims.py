@@ -15,10 +15,13 @@ from longread.plan.claims.first_token import COLD, WARM, WARM_SPREAD, WARM_TOGET
 from longread.plan.claims.judge import check, judge
 from longread.plan.claims.limits import largest_suffix, suffix_seconds
 from longread.plan.claims.output import INPUT, OUTPUT, PER_STREAM, PER_TOKEN
+from longread.plan.claims.plans import candidates
 from longread.plan.claims.report import claim_document, claim_text
 from longread.plan.claims.residency import MEMORY
 from longread.plan.claims.text import parse_claim
 from longread.plan.published import Run, published_runs
+from longread.plan.shards import check_strategy
+from longread.plan.space import Fixed, cache_formats, engine_limit, expert_formats, strategies
 from longread.spec.errors import ConfigError
 from longread.spec.releases import release
 
@@ -357,6 +360,43 @@ def test_memory_claims() -> None:
     many = case("512K, 100 concurrent, distinct documents, V3.2, 8xH20-96")
     assert many.outcome == "impossible"
     assert case("512K, 100 concurrent, V4-Flash, 8xH20-96").outcome == "only if"
+
+
+def test_a_claim_is_true_only_if_where_others_ran_out_of_memory() -> None:
+    """LMSYS 2026-01-15: V3.1 at 128K did not run on 8 x 96 GB; 2026-08-19: one sequence of 1M on 8 x 141 GB."""
+    found = case("V3 8xH20-96 128K TTFT 48.5 s cold")
+    assert found.finding(COLD).outcome == "plausible" and found.outcome == "only if"
+    conditions = " ".join(found.finding(MEMORY).conditions)
+    assert "98% of the memory" in conditions and "fp8" in conditions and "ran out of memory at 128K" in conditions
+    assert case("V3 8xH20-141 128K TTFT 48.5 s cold").outcome == "plausible"
+    two = case("V4-Pro 8xH20-141 1M 2 concurrent sglang")
+    assert two.outcome == "only if"
+    assert any("only batch 1 fits" in line for line in two.finding(MEMORY).conditions)
+    assert case("V4-Pro 8xH20-141 1M sglang").outcome in ("plausible", "conservative")
+
+
+@pytest.mark.parametrize("model", ["V3", "V3.2", "V4-Flash", "V4-Pro", "V4.1-Flash"])
+@pytest.mark.parametrize("machine", ["8xH20-96", "8xH20-141", "2x8xH200", "8xA100-80"])
+def test_claims_are_held_against_plans_that_the_search_would_place(model: str, machine: str) -> None:
+    spec, hardware = release(model), parse_hardware(machine)
+    plans = candidates(Claim((spec,), (hardware,)), spec, hardware, 131072)
+    for d in plans:
+        assert engine_limit(d) is None
+        check_strategy(d)
+        assert d.strategy in set(strategies(spec, hardware, d.engine, Fixed()))
+        assert d.cache in cache_formats(spec, hardware, Fixed())
+        assert d.experts == "int4" or d.experts in expert_formats(spec, Fixed())
+        assert d.engine == "longread" or not (d.strategy.cp > 1 and spec.indexer is None)
+    if machine == "8xA100-80" and spec.indexer is not None:
+        assert not plans  # sparse attention has no kernels there
+    elif (model, machine) != ("V4-Pro", "8xH20-96"):
+        assert plans
+
+
+def test_a_machine_without_an_engine_is_said() -> None:
+    found = case("V4-Flash 8xA100-80 128K TTFT 5 s")
+    assert found.finding(COLD).predicted is None
+    assert "compute capability" in found.finding(MEMORY).reasons[0]
 
 
 def test_a_warm_claim_that_says_all_is_held_against_the_prediction() -> None:

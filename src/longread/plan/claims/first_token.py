@@ -13,7 +13,17 @@ from longread.plan.claims.limits import (
     suffix_seconds,
     usual_cache,
 )
-from longread.plan.claims.plans import Planned, best_capacity, candidates, cold, fitting, last_of_burst, soonest, warm
+from longread.plan.claims.plans import (
+    NO_PLAN,
+    Planned,
+    best_capacity,
+    candidates,
+    cold,
+    fitting,
+    last_of_burst,
+    soonest,
+    warm,
+)
 from longread.plan.claims.warm_conditions import warm_conditions
 from longread.plan.claims.words import many, seconds, share, size, times, tokens, work
 from longread.plan.deployment import Deployment
@@ -74,7 +84,7 @@ def _cold_outcome(
         ]
         return "only if", [f"below the floor of the model as published, {seconds(floor)}"], conditions
     if planned is None:
-        return "only if", ["no usual split of the model fits these cards"], ["the claimant's split and weights fit"]
+        return "only if", [NO_PLAN], ["the claimant's split and weights fit"]
     return _against(claim, planned, plans, ttft, isl, floor)
 
 
@@ -156,7 +166,7 @@ class _Warm:
         rate = load_rates(self.hardware).get(tier or "device")
         if rate is not None:
             contexts = requests if self.claim.shared is False else 1
-            packing = self.claim.cache or usual_cache(self.spec)
+            packing = usual_cache(self.spec, self.hardware, self.claim.cache)
             loaded = contexts * cached_bytes(self.spec, packing, self.isl - self.suffix) / rate
         return max(work, weights, loaded)  # layer by layer they overlap
 
@@ -221,7 +231,7 @@ def _warm_outcome(w: _Warm, requests: int, planned: Planned | None) -> tuple[Out
         more = f" ({seconds(hard)} with FP8 attention)" if hard < floor * 0.999 else ""
         return "impossible", [f"{what} alone take {seconds(floor)} at the cards' peak{more}"], []
     if sessions_most(w.spec, w.hardware, w.isl, w.claim.cache) < 1:
-        size_of = size(cached_bytes(w.spec, w.claim.cache or usual_cache(w.spec), w.isl))
+        size_of = size(cached_bytes(w.spec, usual_cache(w.spec, w.hardware, w.claim.cache), w.isl))
         return "impossible", [f"one context of {w.isl:,} tokens ({size_of}) does not fit beside the weights"], []
     if not w.told and w.cold.outcome in ("plausible", "conservative") and requests == 1:
         return w.cold.outcome, ["it is so even if nobody read the prompt before"], []

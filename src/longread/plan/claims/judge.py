@@ -1,5 +1,7 @@
 """The verdict on a claim: every statement on every machine and model it fits, and what would settle it."""
 
+from dataclasses import replace
+
 from longread.plan.claims.advice import measurement, other_meanings, questions
 from longread.plan.claims.claim import Case, Claim, Finding, Outcome, Verdict, best, worst
 from longread.plan.claims.first_token import judge_first_token
@@ -60,6 +62,9 @@ def _case(claim: Claim, spec: ModelSpec, hardware: Hardware) -> Case:
     parts = [best(outcomes) for name, outcomes in groups.items() if name != MEMORY]
     if memory.outcome == "impossible" or not parts:
         parts.append(memory.outcome)
+    elif memory.outcome == "only if":
+        one = memory if claim.streams == 1 else judge_memory(replace(claim, concurrency=1), spec, hardware)
+        parts.append(one.outcome if one.outcome == "only if" else "conservative")
     outcome = worst(parts)
     return Case(
         spec.label or spec.family,

@@ -10,6 +10,7 @@ from longread.plan.deployment import Deployment, Strategy
 from longread.plan.floor import Floor, cached_bytes, cold_floor, peak, suffix_floor
 from longread.plan.ops import decode_ops
 from longread.plan.shards import weight_bytes
+from longread.plan.space import Fixed, cache_formats
 from longread.spec.count import PACKINGS, kv_bytes_per_token
 from longread.spec.errors import ConfigError
 from longread.spec.hardware import Card, Hardware
@@ -140,9 +141,9 @@ def smallest_cache(spec: ModelSpec, packing: str | None = None) -> str:
     return min(sizes, key=lambda name: sizes[name])
 
 
-def usual_cache(spec: ModelSpec) -> str:
-    """What engines store: FlashMLA's records for sparse and compressed caches, and for V3 where FP8 is asked for."""
-    return "fp8_ds_mla" if spec.quant is not None else "bfloat16"
+def usual_cache(spec: ModelSpec, hardware: Hardware, packing: str | None = None) -> str:
+    """What engines store there, as the search takes it, or what is named."""
+    return cache_formats(spec, hardware, Fixed(cache=packing))[0]
 
 
 def weights_least(spec: ModelSpec, hardware: Hardware, experts: str | None = None) -> tuple[int, str]:

@@ -15,6 +15,7 @@ from longread.plan.claims.limits import (
 )
 from longread.plan.claims.plans import (
     BATCHES,
+    NO_PLAN,
     Planned,
     best_capacity,
     candidates,
@@ -123,7 +124,7 @@ def _step_outcome(
             _grants(plain, small, tpot),
         )
     if planned is None:
-        return "only if", ["no usual split of the model fits these cards"], ["the claimant's split and weights fit"]
+        return "only if", [NO_PLAN], ["the claimant's split and weights fit"]
     e = planned.estimate
     reason = f"predicted {seconds(e.low)} to {seconds(e.high)} without drafts ({planned.label})"
     if tpot < e.low:
@@ -244,7 +245,7 @@ def _rate_outcome(
             [f"4-bit experts, or drafts whose steps give {value / plain:.2f} tokens or more on average"],
         )
     if planned is None:
-        return "only if", ["no usual split of the model fits these cards"], ["the claimant's split and weights fit"]
+        return "only if", [NO_PLAN], ["the claimant's split and weights fit"]
     e = planned.estimate
     lengths = f"{claim.isl or _USUAL:,} tokens in, {claim.osl or _USUAL:,} out"
     reason = f"predicted {e.low:,.0f} to {e.high:,.0f} tokens/s at best, {lengths}, without drafts ({planned.label})"
@@ -277,7 +278,7 @@ def _input(claim: Claim, spec: ModelSpec, hardware: Hardware, plans: list[Deploy
         outcome, reasons = "only if", [f"above {plain:,.0f} tokens/s, the most of the model as published"]
         conditions = [rung.grant for rung in rungs if rung.grant]
     elif e is None or planned is None:
-        outcome, reasons, conditions = "only if", ["no usual split of the model fits these cards"], []
+        outcome, reasons, conditions = "only if", [NO_PLAN], []
     else:
         reasons = [f"predicted {e.low:,.0f} to {e.high:,.0f} tokens/s, prompts of {isl:,} ({planned.label})"]
         outcome = "only if" if value > e.high else "conservative" if value < e.low else "plausible"

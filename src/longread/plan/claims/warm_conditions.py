@@ -14,6 +14,7 @@ from longread.plan.claims.words import many, seconds, size, tokens
 from longread.plan.deployment import Deployment
 from longread.plan.floor import cached_bytes
 from longread.plan.frontend import RATES
+from longread.plan.shards import cache_share
 from longread.spec.hardware import Hardware
 from longread.spec.model import ModelSpec
 
@@ -52,7 +53,7 @@ def _suffix(claim: Claim, spec: ModelSpec, hardware: Hardware, requests: int) ->
 def _memory(claim: Claim, spec: ModelSpec, hardware: Hardware, plans: list[Deployment]) -> list[str]:
     isl = claim.isl
     assert isl is not None
-    one = cached_bytes(spec, claim.cache or usual_cache(spec), isl)
+    one = cached_bytes(spec, usual_cache(spec, hardware, claim.cache), isl)
     lines = [f"the exact prefix is resident: {size(one)} a context"]
     if claim.streams == 1:
         return lines
@@ -77,7 +78,8 @@ def _memory(claim: Claim, spec: ModelSpec, hardware: Hardware, plans: list[Deplo
 
 
 def _replicates(d: Deployment) -> bool:
-    return d.strategy.dp == 1 and d.strategy.cp == 1 and d.strategy.tp > 1
+    s = d.strategy
+    return s.tp * s.cp > s.dp * cache_share(d)
 
 
 def _tiers(claim: Claim, spec: ModelSpec, hardware: Hardware, requests: int) -> list[str]:
@@ -86,7 +88,7 @@ def _tiers(claim: Claim, spec: ModelSpec, hardware: Hardware, requests: int) -> 
     assert isl is not None and ttft is not None
     if rate is None or claim.tier == "device":
         return []
-    one, links = cached_bytes(spec, claim.cache or usual_cache(spec), isl), hardware.total_gpus
+    one, links = cached_bytes(spec, usual_cache(spec, hardware, claim.cache), isl), hardware.total_gpus
     budget = max(ttft - suffix_seconds(spec, generous(hardware), 1, isl) * requests, 0.0)
     line = (
         f"from pinned host memory ({rate / 1e9:.0f} GB/s a link): {seconds(one / rate)} over one link, "
