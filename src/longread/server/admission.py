@@ -1,6 +1,6 @@
 """Whether a request is accepted: decided before any work is done for it, from what waits and what a step costs.
 
-Pure: knows limits, counts and seconds that others measured; must not know clocks, threads or HTTP. What is refused
+Knows limits, counts, and seconds that others measured; must not know threads or HTTP. What is refused
 leaves nothing behind. A refusal names the limit and the value, and says when there will be room as far as the step cost
 can tell.
 
@@ -9,18 +9,22 @@ now, and, where no slot is free, the time until enough of the running requests e
 request may wait for others as long as the target, or as long as its own prompt takes to read where that is longer: a
 short prompt is never refused because a book is being read, since it passes the book, and a book is not refused because
 of a target that it cannot meet alone.
+
+Room for one is told to many: whoever is refused while others have been told to come back is told a later time, spread
+over as long as their work takes, up to ``SPREAD_SECONDS``; else all would come in the same second, again and again.
 """
 
 import logging
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from longread.server.backlog import MAX_KNOWN_PAGES, Backlog, KnownPages, Progress, Unread
 from longread.server.limits import TIMEOUTS, Limits
 from longread.spec.config import Slo
 from longread.spec.cost import StepCost
-from longread.spec.engine import EngineInfo, FinishEvent, GenerationRequest, RequestClass, class_of
+from longread.spec.engine import EngineInfo, FinishEvent, GenerationRequest, class_of
 from longread.spec.errors import AdmissionError, InvalidRequestError
 from longread.spec.state import PAGE_TOKENS
 
@@ -30,6 +34,8 @@ REASONS = ("queue_full", "queued_tokens", "predicted_wait", "deadline")
 REFERENCE_TOKENS = 4096  # the prompt that rates are told for; longer ones are read more slowly
 LEAST_TOKENS = 32  # prompt tokens that a step carries whatever its target is, as in engine/policy
 MAX_RETRY_SECONDS = 600
+SPREAD_SECONDS = 30.0
+GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples are spread evenly over 0..1, however many there are
 HOLD_RATE = 0.1  # weight of the newest ended request in the mean time that one keeps its slot
 TOLD_CHANGE = 0.25  # of a derived limit: more is worth a line in the log
 PROGRESS_STEPS = 4  # a prompt of more steps than that is followed while it is read
@@ -58,14 +64,34 @@ class Pace:
         return tokens / seconds if seconds > 0 else math.inf
 
 
+class ReturnTimes:
+    """Spreads the times at which those who were refused come back. ``clock``: seconds."""
+
+    def __init__(self, clock: Callable[[], float]):
+        self._clock = clock
+        self._work = 0.0  # seconds of work that was told to come back, as of ``_at``
+        self._at = 0.0
+        self._count = 0
+
+    def delay(self, work: float) -> float:
+        """Seconds to add for one more, whose own work takes ``work`` seconds."""
+        now = self._clock()
+        window = max(self._work - (now - self._at), 0.0)
+        self._work, self._at, self._count = min(window + work, SPREAD_SECONDS), now, self._count + 1
+        return window * (self._count * GOLDEN % 1)
+
+
 class Admission:
     """The books of what was accepted, and the decision. ``slo``: the targets that the engine was given. ``limits`` may
-    be replaced at any time; what is in flight stays.
+    be replaced at any time; what is in flight stays. ``clock``: seconds, for who was told when to come back.
     """
 
-    def __init__(self, limits: Limits | None = None, slo: Slo | None = None):
+    def __init__(
+        self, limits: Limits | None = None, slo: Slo | None = None, clock: Callable[[], float] = time.monotonic
+    ):
         self.limits = limits or Limits()
         self._slo = slo or Slo()
+        self._returns = ReturnTimes(clock)
         self._backlog = Backlog()
         self._known = KnownPages()
         self._caching = True
@@ -91,8 +117,8 @@ class Admission:
         """
         self._known.limit = min(info.num_pages, MAX_KNOWN_PAGES)
         unread = self._unread(requests)
-        self._check_count(len(requests), info, cost)
-        self._check_tokens(unread[0].request_class, info, cost)
+        self._check_count(unread, info, cost)
+        self._check_tokens(unread, info, cost)
         self._check_wait(unread, info, cost)
         for request, each in zip(requests, unread, strict=True):
             self._backlog.add(request.request_id, each)
@@ -204,8 +230,25 @@ class Admission:
         slots = self._hold * lacking / info.max_num_seqs if lacking > 0 and self._hold is not None else 0.0
         return max(reading, slots), reading
 
-    def _check_count(self, count: int, info: EngineInfo, cost: StepCost | None) -> None:
-        queued = self.limits.max_num_queued_reqs
+    def _refusal(
+        self,
+        reason: str,
+        message: str,
+        seconds: float | None,
+        unread: Sequence[Unread],
+        info: EngineInfo,
+        cost: StepCost | None,
+    ) -> AdmissionError:
+        """``seconds`` until there is room, None: not known."""
+        work = sum(each.tokens for each in unread) / self._pace(info, cost).rate() if cost is not None else 0.0
+        if self._hold is not None:
+            work = max(work, self._hold * len(unread) / info.max_num_seqs)
+        wait = (seconds or 0.0) + self._returns.delay(work)
+        retry = min(max(math.ceil(wait), 1), MAX_RETRY_SECONDS) if wait < math.inf else MAX_RETRY_SECONDS
+        return AdmissionError(f"{message}; try again in {retry} s", code=reason, retry_after=retry)
+
+    def _check_count(self, unread: Sequence[Unread], info: EngineInfo, cost: StepCost | None) -> None:
+        queued, count = self.limits.max_num_queued_reqs, len(unread)
         if queued is None:
             return
         most = info.max_num_seqs + queued
@@ -217,11 +260,14 @@ class Admission:
             )
         excess = self.in_flight + count - most
         if excess > 0:
-            raise _refusal(
+            raise self._refusal(
                 "queue_full",
                 f"the queue is full: {self.in_flight} requests are in flight, max_num_seqs is {info.max_num_seqs} and "
                 f"max_num_queued_reqs is {queued}",
                 self._seconds_until_ended(excess, info, cost),
+                unread,
+                info,
+                cost,
             )
 
     def _seconds_until_ended(self, count: int, info: EngineInfo, cost: StepCost | None) -> float | None:
@@ -230,17 +276,20 @@ class Admission:
             return self._hold * count / info.max_num_seqs
         return self._backlog.tokens / self._pace(info, cost).rate() if cost is not None else None
 
-    def _check_tokens(self, request_class: RequestClass, info: EngineInfo, cost: StepCost | None) -> None:
+    def _check_tokens(self, unread: Sequence[Unread], info: EngineInfo, cost: StepCost | None) -> None:
         limit = self.limits.max_num_queued_tokens
         if limit is None or self._backlog.below(limit):
             return
-        queued = self._backlog.tokens_before(request_class)
+        queued = self._backlog.tokens_before(unread[0].request_class)
         if queued >= limit:
             rest = self._backlog.tokens - limit + 1  # in whichever order it is read
-            raise _refusal(
+            raise self._refusal(
                 "queued_tokens",
                 f"{queued} prompt tokens wait to be read, max_num_queued_tokens is {limit}",
                 rest / self._pace(info, cost).rate() if cost is not None else None,
+                unread,
+                info,
+                cost,
             )
 
     def _check_wait(self, unread: Sequence[Unread], info: EngineInfo, cost: StepCost | None) -> None:
@@ -259,9 +308,8 @@ class Admission:
         if reading > most:
             own = sum(each.tokens for each in unread)
             rest = self._backlog.excess(most * rate, own, unread[0].request_class, passing) / rate
-        raise _refusal(
-            reason, f"this request would wait about {seconds:.2g} s for others, {name}", max(seconds - most, rest)
-        )
+        told = f"this request would wait about {seconds:.2g} s for others, {name}"
+        raise self._refusal(reason, told, max(seconds - most, rest), unread, info, cost)
 
     def _allowed(
         self, unread: Sequence[Unread], info: EngineInfo, cost: StepCost | None
@@ -303,9 +351,3 @@ class Admission:
                 self._slo.ttft,
             )
         self._told = derived
-
-
-def _refusal(reason: str, message: str, seconds: float | None) -> AdmissionError:
-    """``seconds`` until there is room, None: not known."""
-    retry = min(max(math.ceil(seconds), 1), MAX_RETRY_SECONDS) if seconds is not None and seconds < math.inf else 1
-    return AdmissionError(f"{message}; try again in {retry} s", code=reason, retry_after=retry)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from longread.engine import policy
 from longread.server import admission as admitting
-from longread.server.admission import Admission, Pace
+from longread.server.admission import SPREAD_SECONDS, Admission, Pace
 from longread.server.backlog import WEIGHTS, Backlog, KnownPages, Unread
 from longread.server.driver import Watch
 from longread.server.fake import FakeEngine
@@ -356,6 +356,26 @@ def test_the_queue_is_told_with_reasons_and_a_change_is_logged(caplog: pytest.Lo
         admission.admit([request("c", 3)], INFO, StepCost(token=2e-4))
     assert [record.message for record in caplog.records if "now 10000, not 19902" in record.message] != []
     assert len(caplog.records) == 1
+
+
+def test_who_is_refused_together_does_not_come_back_together() -> None:
+    now = [0.0]
+    admission = Admission(Limits(max_num_queued_tokens=1), clock=lambda: now[0])
+    admission.admit([request("a", 10_000)], INFO, COST)
+
+    def told() -> float:
+        with pytest.raises(AdmissionError) as caught:
+            admission.admit([request("b", 10_000)], INFO, COST)
+        assert caught.value.retry_after is not None
+        return caught.value.retry_after
+
+    first = told()
+    assert first == 2  # what is left of the one before, and nobody else comes back
+    times = [told() for _ in range(300)]
+    assert first <= min(times) and max(times) <= first + SPREAD_SECONDS
+    assert max(times.count(each) for each in set(times)) <= 15  # of 300, over 30 s
+    now[0] += SPREAD_SECONDS
+    assert told() == first
 
 
 def test_limits_may_change_while_it_serves() -> None:
