@@ -7,7 +7,7 @@ deployment's factor: on the faster of two it is never slower. Intervals are mean
 spread that is left at each depth below the match; runs of one deployment that disagree more than runs of one deployment
 usually do, widen its own.
 
-What leave-one-out does not show: the constants of ``HAND_SET`` were set by hand on some of the same runs, and so were
+What leave-one-out does not show: the constants of ``hand_set`` were set by hand on some of the same runs, and so were
 the readings of what sources leave open (``unknown`` in the table). They stay fixed when a run is left out.
 """
 
@@ -22,7 +22,9 @@ from statistics import fmean, median
 from typing import Literal
 
 from longread.plan.bench_file import read_runs
+from longread.plan.communication import NETWORK_START
 from longread.plan.deployment import Deployment
+from longread.plan.efficiency import ISSUE_ONCE, ISSUE_SECONDS, LAUNCH_SECONDS, STREAM_SHARE, WEIGHT_ONLY_SHARE
 from longread.plan.estimate import Estimate, Provenance
 from longread.plan.frontend import front_end
 from longread.plan.ops import expert_format
@@ -100,8 +102,10 @@ class Factors:
             for depth in range(len(DEPTHS) + 1):
                 self._by_path[sample.path[:depth]].append(sample)
         self._plain = {path: self._plain_mean(path) for path in sorted(self._by_path, key=len, reverse=True)}
+        self._within = self._usual_spread()
         self._spread = {depth: self._spread_at(depth) for depth in range(1, len(DEPTHS) + 1)}
         self._means: dict[Place, float] = {}
+        self._scales: dict[Place, Scale] = {}
         for path in sorted(self._by_path, key=len):
             self._means[path] = self._shrunk(path)
 
@@ -116,6 +120,11 @@ class Factors:
 
     def scale(self, path: Place) -> Scale:
         """The factor for a prediction at ``path``, from its deepest group with runs."""
+        if path not in self._scales:
+            self._scales[path] = self._scale(path)
+        return self._scales[path]
+
+    def _scale(self, path: Place) -> Scale:
         if not self._samples:
             return Scale(0.7, 1.3, 3.0, "roofline", "no run to compare with: kernels and links, losses assumed")
         depth = max(n for n in range(len(DEPTHS) + 1) if path[:n] in self._by_path)
@@ -157,8 +166,7 @@ class Factors:
                 return own, len(members) - 1
         return self._within
 
-    @property
-    def _within(self) -> tuple[float, int]:
+    def _usual_spread(self) -> tuple[float, int]:
         """Pooled spread of the runs of one deployment, and its degrees of freedom."""
         square, freedom = 0.0, 0
         for path, members in self._by_path.items():
@@ -305,6 +313,20 @@ def leave_one_out(*, by: Literal["run", "deployment"] = "run") -> tuple[Held, ..
         raw = run.value / factor if run.metric in ("ttft", "tpot") else run.value * factor
         held.append(Held(run, predict(run, Factors(others), raw)))
     return tuple(held)
+
+
+def hand_set() -> tuple[str, ...]:
+    """Constants that were set by hand on runs of the table, and on which; no run that is left out changes them."""
+    own, far = "own runs on one H200", "R1 on two nodes of H100"
+    return (
+        f"share of the bandwidth in passes over activations {STREAM_SHARE:g} ({own})",
+        f"share of the BF16 peak with 4-bit weights {WEIGHT_ONLY_SHARE:g} ({own})",
+        f"gap between kernels of a graph {LAUNCH_SECONDS * 1e6:g} us ({own})",
+        f"issue of a prefill step's kernels {ISSUE_ONCE * 1e3:g} ms once ({own})",
+        f"{ISSUE_SECONDS['v4'] * 1e3:g} ms a V4 layer ({own})",
+        f"{ISSUE_SECONDS['mla'] * 1e3:g} ms an MLA layer ({own}; {far})",
+        f"start of a collective over the network {NETWORK_START * 1e6:g} us ({far})",
+    )
 
 
 def median_error(held: Sequence[Held]) -> float:

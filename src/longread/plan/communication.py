@@ -24,7 +24,8 @@ class Link:
 
 
 # Share of the link's printed rate that a collective reaches, and its start-up: assumed but for the last, see above.
-_NVLINK, _PCIE, _NETWORK = (0.75, 12e-6), (0.60, 30e-6), (0.70, 80e-6)
+NETWORK_START = 80e-6
+_NVLINK, _PCIE, _NETWORK = (0.75, 12e-6), (0.60, 30e-6), (0.70, NETWORK_START)
 HOST_SHARE = 49.5 / 64  # of PCIe's printed rate, from pinned memory: one H200, Gen5 x16
 _PCIE_RATES = (8e9, 16e9, 32e9, 64e9, 128e9)  # sixteen lanes of generations 2 to 6, one direction
 _UNKNOWN_PCIE, _UNKNOWN_NETWORK = 25e9, 50e9  # where the hardware's file does not say: PCIe 4 x16, one 400 Gb/s port

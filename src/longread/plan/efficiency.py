@@ -11,7 +11,7 @@ follow what it reached (``reached``).
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from longread.plan.cards import card as table_card
 from longread.plan.cards import find_card
@@ -30,6 +30,7 @@ class Factor:
 
 
 # Peak of the H200 sheet: 1,979 FP8 and 989 BF16 TFLOP/s, 4.8 TB/s.
+STREAM_SHARE = 0.30
 _H200: dict[Kind, Factor] = {
     "linear": Factor(0.68, 0.50, "DeepGEMM FP8 block, M 8192: 1,196-1,434 TFLOP/s; M 1-128: 1.1-3.0 TB/s of weights"),
     "experts": Factor(0.58, 0.50, "DeepGEMM grouped FP8, 64 experts x 256-1,024 rows: 1,029-1,301 TFLOP/s"),
@@ -38,12 +39,13 @@ _H200: dict[Kind, Factor] = {
     "decode attention": Factor(0.60, 0.45, "FlashMLA dense decode: 0.92-2.58 TB/s of cache; 660 TFLOP/s on H800"),
     "index": Factor(0.53, 0.60, "indexer MQA logits FP8: 965-1,077 TFLOP/s"),
     "top-k": Factor(1.0, 0.31, "prefill top-k: 1.3-1.7 TB/s of scores"),
-    "elementwise": Factor(1.0, 0.30, "chunk time that products leave over: V4-Flash 32 layers, V3 4 layers"),
+    "elementwise": Factor(1.0, STREAM_SHARE, "chunk time that products leave over: V4-Flash 32 layers, V3 4 layers"),
     "head": Factor(0.70, 0.75, "BF16 GEMM 756 TFLOP/s; device read 3.93 TB/s"),
 }
 # BF16 products with 4-bit weights (Marlin) on the same card: torch grouped BF16 reaches 725 of 989 TFLOP/s without the
 # dequantisation; V4-Flash chunk times leave about 6 ms a layer and 8,192 tokens for Marlin.
-_WEIGHT_ONLY = Factor(0.42, 0.50, "V4-Flash 32 layers with Marlin against Humming experts, chunk times")
+WEIGHT_ONLY_SHARE = 0.42
+_WEIGHT_ONLY = Factor(WEIGHT_ONLY_SHARE, 0.50, "V4-Flash 32 layers with Marlin against Humming experts, chunk times")
 # A CPU's peaks are what a probe measured, so shares are of large products and copies of the same machine. All assumed.
 _CPU: dict[Kind, Factor] = {
     "linear": Factor(0.60, 0.60, "assumed"),
@@ -63,7 +65,7 @@ LAUNCH_SECONDS = 1.4e-6  # between kernels of a CUDA graph: V4-Flash 32 layers, 
 ISSUE_ONCE = 12e-3
 ISSUE_SECONDS = {"v4": 4.0e-3, "mla": 2.5e-3}
 OWN_ISSUE_SHARE = 0.5
-STEP_SECONDS = 1.0e-3  # scheduling and sampling of a step that nothing hides
+STEP_SECONDS = 1.0e-3  # scheduling and sampling of a step that nothing hides; assumed
 
 
 def factor(op: Op, card: Card) -> Factor:
@@ -82,10 +84,16 @@ def factor(op: Op, card: Card) -> Factor:
 
 def _pace(card: Card) -> tuple[float, float]:
     """Tensor rate and SMs of this card, an H200's as 1."""
-    h200 = table_card("H200")
-    assert h200.sms is not None
-    tensor = peak(card, "bf16") / peak(h200, "bf16")
-    return tensor, card.sms.value / h200.sms.value if card.sms is not None else min(tensor, 1.0)
+    bf16, sms = _h200()
+    tensor = peak(card, "bf16") / bf16
+    return tensor, card.sms.value / sms if card.sms is not None else min(tensor, 1.0)
+
+
+@cache
+def _h200() -> tuple[float, float]:
+    known = table_card("H200")
+    assert known.sms is not None
+    return peak(known, "bf16"), known.sms.value
 
 
 def _projected(share: float, tensor: float, sms: float) -> float:

@@ -49,6 +49,11 @@ class Run:
     here: bool = False
 
     @property
+    def own_cut(self) -> bool:
+        """Measured by us on the first layers of a model only."""
+        return self.layers is not None
+
+    @property
     def label(self) -> str:
         load = {
             "ttft": f"TTFT {self.isl:,}" + (f" ({self.cached:,} cached)" if self.cached else ""),

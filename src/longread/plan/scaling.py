@@ -7,6 +7,7 @@ towards its neighbour's; no end of an interval is drawn in.
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 
 from longread.plan.calibrate import WARM_TOKENS, Factors, Phase, Scale, default_factors, path_of, phase
 from longread.plan.cards import card, card_names
@@ -53,9 +54,13 @@ def reading_scale(
 def _beaten(fast: Card) -> Iterator[Card]:
     """Cards of the table that ``fast`` beats or equals in every figure, slowest first."""
     architectures = _COMPARED.get(fast.architecture, ())
-    known = [card(name) for name in card_names()]
-    found = [slow for slow in known if slow.architecture in architectures and _beats(fast, slow)]
+    found = [slow for slow in _table() if slow.architecture in architectures and _beats(fast, slow)]
     yield from sorted(found, key=lambda slow: (slow.flops["bf16"].value, slow.bandwidth.value))
+
+
+@cache
+def _table() -> tuple[Card, ...]:
+    return tuple(card(name) for name in card_names())
 
 
 def _beats(fast: Card, slow: Card) -> bool:
