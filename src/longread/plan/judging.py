@@ -10,14 +10,15 @@ from longread.plan.candidate import Binding, Candidate, Grade
 from longread.plan.deployment import Workload
 from longread.plan.estimate import Estimate
 from longread.plan.evaluate import Times
-from longread.plan.space import simplicity
+from longread.plan.space import other_checkpoint, simplicity
 
 GRADES: tuple[Grade, ...] = ("no", "unlikely", "likely", "yes")
 EQUAL = 1.10  # throughput and times closer than this rank as equal: less than any interval here is wide
 HOPELESS = 4.0
 TOLD = 1.05  # what differs by less is not mentioned
 RULE = (
-    "engines that exist for this hardware first; then all requests at once in memory; then the worst of the targets "
+    "engines that exist for this hardware first; then the checkpoint as it is released; then all requests at once in "
+    "memory; then the worst of the targets "
     "(yes, likely, unlikely, no by the interval; misses by how far, up to 4 times); then the release's own precision; "
     "then output tokens/s; then the first token at load; then the longest stall between tokens; then fewer things to "
     "run. Within 10 % counts as equal."
@@ -154,6 +155,7 @@ _NEAR = math.log(EQUAL)
 # Ratios as logarithms, so that one distance holds for all; whole numbers differ by more than it.
 _CRITERIA: tuple[Callable[[Candidate], float], ...] = (
     lambda c: not c.runs_today,
+    lambda c: other_checkpoint(c.deployment) != "",
     _short,
     _worst,
     _miss,
@@ -176,6 +178,8 @@ def lost(best: Candidate, other: Candidate) -> str:
             better.append(words)
     if other.lossy and not best.lossy:
         worse.append("lossy")
+    if other_checkpoint(other.deployment) and not other_checkpoint(best.deployment):
+        worse.append("needs another checkpoint")
     if not other.runs_today:
         worse.insert(0, "its engine does not run on this hardware yet")
     if not worse and not better:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from longread.plan.candidate import Refusal, RefusalKind
 from longread.plan.deployment import Deployment, Workload
 from longread.plan.gpu_memory import GIB, GpuMemory, gpu_memory, max_context
+from longread.plan.space import CHUNK, SHARE
 
 _CUT = 0.9  # of the weights, at least, a wider replica splits: what every card holds whole is left out
 _NAMED = 4  # labels that a group lists before it counts
@@ -45,7 +46,8 @@ def session_refusal(d: Deployment, sessions: int, w: Workload) -> Refused:
         f"sequences of {w.isl + w.osl:,} tokens at once",
         w.concurrency,
         sessions,
-        f"at most {sessions:,} at once and the rest waiting, more cards, or a shorter context",
+        (f"at most {sessions:,} at once and the rest waiting, " if sessions else "")
+        + "more cards, or a shorter context",
     )
 
 
@@ -65,6 +67,8 @@ def grouped(refused: list[Refused], least: int) -> tuple[Refusal, ...]:
 def _key(r: Refused, least: int) -> tuple[object, ...]:
     d = r.deployment
     if r.kind == "memory":
+        if r.cure:  # of main memory, not of a card
+            return r.kind, r.limit
         return r.kind, d.experts, max(d.strategy.gpus, least - 1)
     if r.kind == "sessions":
         return r.kind, d.engine
@@ -110,21 +114,27 @@ def _label(d: Deployment) -> str:
 def _room(d: Deployment, over: float) -> str:
     """The cheapest changes that give ``over`` bytes a card."""
     cures = []
+    if d.memory_share < SHARE and _fits(replace(d, memory_share=SHARE)):
+        return f"gpu_memory_utilization of {SHARE:g}"
+    chunk = max(CHUNK, d.max_num_seqs)
+    if d.chunk > chunk and _fits(replace(d, chunk=chunk)):
+        return f"max_num_batched_tokens of {chunk:,}"
     longest = max_context(d)
-    if longest:
+    if 0 < longest < d.max_model_len:
         cures.append(f"a context of at most {longest:,} tokens")
     cards = _cards(d, over)
     if cards:
         cures.append(f"a replica over {cards} cards of this kind")
-    if d.experts != "int4" and d.spec.quant is not None and d.spec.quant.experts == "fp8" and _fits(d, "int4"):
+    fp8 = d.spec.quant is not None and d.spec.quant.experts == "fp8"
+    if d.experts != "int4" and fp8 and _fits(replace(d, experts="int4")):
         cures.append("int4 experts (another checkpoint, lossy)")
-    if d.experts == "fp8" and _fits(d, "native"):
+    if d.experts == "fp8" and _fits(replace(d, experts="native")):
         cures.append("the checkpoint's own experts")
     return ", or ".join(cures) or "cards with more memory"
 
 
-def _fits(d: Deployment, form: str) -> bool:
-    memory = gpu_memory(replace(d, experts=form))  # type: ignore[arg-type]
+def _fits(d: Deployment) -> bool:
+    memory = gpu_memory(d)
     return memory.session_bytes(d.max_model_len) <= memory.free
 
 

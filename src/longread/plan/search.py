@@ -4,18 +4,19 @@ Every strategy, format and engine in ``space`` is placed in memory; what fits is
 most promising of each engine are predicted whole. Knows no card, engine flag or screen.
 """
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from longread.plan.asked import require_possible, require_sense
 from longread.plan.calibrate import Factors, default_factors
 from longread.plan.candidate import Candidate, SearchResult
 from longread.plan.deployment import Deployment, EngineName, ExpertFormat, Strategy, Workload
+from longread.plan.engine_limits import engine_limit
 from longread.plan.evaluate import Glance, glance, times
-from longread.plan.figures import seconds
-from longread.plan.floor import cached_bytes, cold_floor, decode_floor, suffix_floor
+from longread.plan.figures import gib, seconds
+from longread.plan.floor import cached_bytes
 from longread.plan.frontend import load_seconds
-from longread.plan.gpu_memory import GIB, GpuMemory, capacity_of, gpu_memory
+from longread.plan.gpu_memory import GpuMemory, capacity_of, gpu_memory
 from longread.plan.judging import RULE, binding, dominant, lost, missed, ranked, verdicts
 from longread.plan.peer_capacity import PeerCapacity, peer_capacity
 from longread.plan.refusals import Refused, grouped, memory_refusal, session_refusal
@@ -29,7 +30,6 @@ from longread.plan.space import (
     Fixed,
     as_run,
     cache_formats,
-    engine_limit,
     expert_formats,
     lossy,
     other_checkpoint,
@@ -46,6 +46,7 @@ _BY_RATE, _BY_FIRST, _BY_BETWEEN = 6, 3, 2  # of each engine, how many of the qu
 _TRIED = (
     3  # of the best and of the quickest, how many are asked for fewer requests at once where the targets are missed
 )
+SEATS_MAX = 1024  # sequences at once of one cache, vLLM's largest default: more are never planned
 _CHUNKED = 2  # of each engine, how many of the best are tried with other chunk sizes
 
 
@@ -80,23 +81,21 @@ def search(
     spec, decoded = as_run(spec, hardware), hardware.card.architecture == "cpu"
     decided = fixed or Fixed()
     decided = replace(decided, experts=experts or decided.experts)
-    floors = require_possible(spec, hardware, workload)
+    floors = require_possible(spec, hardware, workload, decided)
+    require_sense(spec, hardware, decided, workload)
     if workload.tier != "device" and workload.cached:
         load_seconds(Deployment(spec, hardware, Strategy()), workload.cached, workload.tier)  # raises without a rate
     known = factors or default_factors()
-    sizes = tuple(chunks) if chunks else ((decided.chunk,) if decided.chunk else (CHUNK, *OTHER_CHUNKS))
+    given = (CHUNK, *OTHER_CHUNKS) if decided.chunk is None else (decided.chunk,)
+    sizes = tuple(chunks) if chunks else given
     placed, refused, considered = _place_all(spec, hardware, workload, engines, decided, sizes[0])
-    if not placed and decided.splits and all(r.kind == "strategy" for r in refused):
-        raise ConfigError(max(refused, key=lambda r: r.deployment.strategy.gpus).limit)
-    whole = [p for p in placed if p.sessions >= workload.concurrency]
-    if whole:
-        short = [p for p in placed if p.sessions < workload.concurrency]
-        refused += [session_refusal(p.deployment, p.sessions, workload) for p in short]
-    chosen = whole or _widest(placed)
+    unsplit = [r for r in refused if r.kind == "strategy"]
+    if not placed and decided.splits and unsplit and all(r.kind in ("strategy", "engine") for r in refused):
+        raise ConfigError(max(unsplit, key=lambda r: r.deployment.strategy.gpus).limit)
     candidates: list[Candidate] = []
-    for engine in engines:
-        own = [p for p in chosen if p.deployment.engine == engine]
-        candidates += _predict(own, workload, known, refused, sizes[1:])
+    for engine in engines:  # each by itself: what one engine holds says nothing of what the user can start
+        own = _chosen([p for p in placed if p.deployment.engine == engine], workload, refused)
+        candidates += _predict(own, workload, known, refused, sizes[1:], decided)
     order = ranked(candidates)
     if order:
         order = [order[0], *(replace(c, lost=lost(order[0], c)) for c in order[1:])]
@@ -108,49 +107,9 @@ def search(
         grouped(refused, min((p.deployment.strategy.gpus for p in placed), default=0)),
         floors,
         RULE,
-        (*((_DECODED,) if decoded else ()), *_notes(workload, order, bool(whole), placed, known)),
+        (*((_DECODED,) if decoded else ()), *_notes(workload, order, placed, known)),
         considered,
     )
-
-
-def require_possible(spec: ModelSpec, hardware: Hardware, w: Workload) -> dict[str, float]:
-    """The physical floors of a load. Raises ``ConfigError`` for a load that is nonsense or below them."""
-    for name, value in (("isl", w.isl), ("osl", w.osl), ("concurrency", w.concurrency)):
-        if value < 1:
-            raise ConfigError(f"{name}={value}; it must be at least 1")
-    if not 0 <= w.prefix <= 1:
-        raise ConfigError(f"prefix={w.prefix:g}; it is the share of the input that was read before, from 0 to 1")
-    if w.isl + w.osl > spec.max_position:
-        raise ConfigError(
-            f"isl + osl = {w.isl + w.osl:,} tokens, and {spec.label} was made for {spec.max_position:,} "
-            "(max_position_embeddings); ask for less, or for a model with a longer context"
-        )
-    for name, target in (("ttft", w.ttft_target), ("tpot", w.tpot_target)):
-        if target is not None and not 0 < target < math.inf:
-            raise ConfigError(f"slo {name}={target:g} s; it must be above 0")
-    if w.tpot_target is not None and w.osl < 2:
-        raise ConfigError("slo tpot needs osl of at least 2: one token has nothing between")
-    new = max(w.isl - w.cached, 1)
-    cold = cold_floor(spec, hardware, w.isl).seconds
-    first = suffix_floor(spec, hardware, new, w.cached).seconds if w.cached else cold
-    everything = Deployment(
-        spec, hardware, Strategy(tp=hardware.total_gpus), cache=cache_formats(spec, hardware, Fixed())[0]
-    )
-    between = decode_floor(everything, 1, w.isl + w.osl // 2)  # fewer than asked may run at once
-    what = f"{new:,} new tokens behind {w.cached:,} read ones" if w.cached else f"{w.isl:,} tokens"
-    if w.ttft_target is not None and w.ttft_target < first:
-        raise ConfigError(
-            f"slo ttft={seconds(w.ttft_target)} is below the physical floor of {seconds(first)}: {what} at the peak "
-            f"rates of all {hardware.total_gpus} cards of {hardware.label}, nothing lost; ask for more time, less new "
-            "input, or more cards"
-        )
-    if w.tpot_target is not None and w.tpot_target < between:
-        raise ConfigError(
-            f"slo tpot={seconds(w.tpot_target)} is below the physical floor of {seconds(between)}: one token of one "
-            f"sequence reads its weights and cache at the peak bandwidth of all {hardware.total_gpus} cards of "
-            f"{hardware.label}; ask for more time, or more cards"
-        )
-    return {"ttft": first, "ttft cold": cold, "tpot": between}
 
 
 def _place_all(
@@ -191,7 +150,7 @@ def _deployment(
     fixed: Fixed,
     chunk: int,
 ) -> Deployment:
-    seats = -(-w.concurrency // max(strategy.dp * strategy.replicas, 1))
+    seats = min(-(-w.concurrency // max(strategy.dp * strategy.replicas, 1)), SEATS_MAX)
     return Deployment(
         spec,
         hardware,
@@ -201,46 +160,48 @@ def _deployment(
         cache,
         max(chunk, seats),
         seats,
-        fixed.context or min(w.isl + w.osl, spec.max_position),
-        fixed.memory_share or SHARE,
+        w.isl + w.osl if fixed.context is None else fixed.context,
+        SHARE if fixed.memory_share is None else fixed.memory_share,
         fixed.host_cache or 0,
     )
 
 
 def _place(d: Deployment, w: Workload, fixed: Fixed) -> _Placed | Refused:
     """The deployment with the largest chunk and the smallest memory share that hold all requests, else the most."""
-    problem = engine_limit(d)
+    problem = engine_limit(d, tier=w.tier if w.cached else "device")
     if problem is not None:
         return Refused("engine", d, problem)
     try:
         check_strategy(d)
-        if d.max_model_len < w.isl + w.osl:
-            raise ConfigError(f"max_model_len={d.max_model_len} is below isl + osl = {w.isl + w.osl}")
     except ConfigError as error:
         return Refused("strategy", d, str(error))
     best: _Placed | None = None
     first: Refused | None = None
-    for option in _relaxed(d, fixed):
-        memory = gpu_memory(option)
-        if memory.free > 0:
-            found = _seated(option, memory, w)
-            if best is None or found.sessions > best.sessions:
-                best = found
-            if best.sessions >= w.concurrency:
-                break
-        elif first is None:
-            first = memory_refusal(option, memory, w)
-            if memory.weight_total > LARGER_SHARES[-1] * d.hardware.card.memory.value:
-                break  # no chunk and no share makes room for the weights
-    if best is not None and best.sessions >= 1:
-        return best
-    return first or memory_refusal(d, gpu_memory(d), w)
+    while True:
+        for option in _relaxed(d, fixed):
+            memory = gpu_memory(option)
+            if memory.free > 0:
+                found = _seated(option, memory, w)
+                if best is None or found.sessions > best.sessions:
+                    best = found
+                if best.sessions >= w.concurrency:
+                    return best
+            elif first is None:
+                first = memory_refusal(option, memory, w)
+                if memory.weight_total > LARGER_SHARES[-1] * d.hardware.card.memory.value:
+                    return first  # no chunk and no share makes room for the weights
+        if (best is not None and best.sessions >= 1) or d.max_num_seqs == 1:
+            break
+        d = replace(d, max_num_seqs=max(d.max_num_seqs // 4, 1))  # the scratch of so many seats takes the cache's room
+    if best is None:
+        return first or memory_refusal(d, gpu_memory(d), w)
+    return best if best.sessions >= 1 else session_refusal(best.deployment, 0, w)
 
 
 def _relaxed(d: Deployment, fixed: Fixed) -> Iterable[Deployment]:
     yield d
-    chunks = [d.chunk] if fixed.chunk else [d.chunk, *(max(c, d.max_num_seqs) for c in SMALLER_CHUNKS)]
-    shares = [d.memory_share] if fixed.memory_share else [d.memory_share, *LARGER_SHARES]
+    chunks = [d.chunk] if fixed.chunk is not None else [d.chunk, *(max(c, d.max_num_seqs) for c in SMALLER_CHUNKS)]
+    shares = [d.memory_share] if fixed.memory_share is not None else [d.memory_share, *LARGER_SHARES]
     for share in shares:
         for chunk in chunks:
             if (share, chunk) != (d.memory_share, d.chunk) and not (share != shares[0] and chunk == chunks[0] > 4096):
@@ -249,27 +210,30 @@ def _relaxed(d: Deployment, fixed: Fixed) -> Iterable[Deployment]:
 
 def _seated(d: Deployment, memory: GpuMemory, w: Workload) -> _Placed:
     context, caches = w.isl + w.osl, d.strategy.dp * d.strategy.replicas
-    if d.engine == "longread":
-        return _Placed(d, memory, None, capacity_of(d, memory, context).whole)
-    peer = peer_capacity(d, context, pool=max(memory.free, 0))
-    return _Placed(d, memory, peer, int(peer.sessions / caches) * caches)
+    peer = None if d.engine == "longread" else peer_capacity(d, context, pool=max(memory.free, 0))
+    held = capacity_of(d, memory, context).whole if peer is None else int(peer.sessions / caches) * caches
+    seats = d.max_num_seqs * caches
+    return _Placed(d, memory, peer, min(held, seats) if seats < w.concurrency else held)
 
 
-def _widest(placed: list[_Placed]) -> list[_Placed]:
-    """Where nothing holds all requests: those that hold at least half as many as the best of their engine."""
-    found = []
-    for engine in {p.deployment.engine for p in placed}:
-        own = [p for p in placed if p.deployment.engine == engine]
-        most = max(p.sessions for p in own)
-        found += [p for p in own if 2 * p.sessions >= most]
-    return found
+def _chosen(placed: list[_Placed], w: Workload, refused: list[Refused]) -> list[_Placed]:
+    """Of one engine, those that hold all requests; where none does, those that hold half as many as the best."""
+    whole = [p for p in placed if p.sessions >= w.concurrency]
+    if whole:
+        short = [p for p in placed if p.sessions < w.concurrency]
+        refused += [session_refusal(p.deployment, p.sessions, w) for p in short]
+        return whole
+    most = max((p.sessions for p in placed), default=0)
+    return [p for p in placed if 2 * p.sessions >= most]
 
 
 def _predict(
-    placed: list[_Placed], w: Workload, factors: Factors, refused: list[Refused], chunks: Sequence[int]
+    placed: list[_Placed], w: Workload, factors: Factors, refused: list[Refused], chunks: Sequence[int], fixed: Fixed
 ) -> list[Candidate]:
     """The promising ones of one engine, predicted whole; the best two with other chunks where these fit."""
-    found = [c for c in (_candidate(p, w, factors, refused) for p in _promising(placed, w, factors)) if c is not None]
+    found = [
+        c for c in (_candidate(p, w, factors, refused, fixed) for p in _promising(placed, w, factors)) if c is not None
+    ]
     found = ranked(found)
     improved = []
     for c in found[:_CHUNKED]:
@@ -281,7 +245,7 @@ def _predict(
             memory = gpu_memory(d)
             p = _seated(d, memory, w)
             if memory.free > 0 and p.sessions >= min(c.sessions, w.concurrency):
-                other = _candidate(p, w, factors, [])
+                other = _candidate(p, w, factors, [], fixed)
                 options += [other] if other is not None else []
         improved.append(ranked(options)[0])
     return improved + found[_CHUNKED:]
@@ -302,7 +266,7 @@ def _promising(placed: list[_Placed], w: Workload, factors: Factors) -> list[_Pl
     return list(chosen.values())
 
 
-def _candidate(p: _Placed, w: Workload, factors: Factors, refused: list[Refused]) -> Candidate | None:
+def _candidate(p: _Placed, w: Workload, factors: Factors, refused: list[Refused], fixed: Fixed) -> Candidate | None:
     d, notes = p.deployment, []
     if p.sessions < w.concurrency:  # more than fit would only throw each other out
         d = replace(d, max_num_seqs=max(p.sessions // (d.strategy.dp * d.strategy.replicas), 1))
@@ -311,8 +275,13 @@ def _candidate(p: _Placed, w: Workload, factors: Factors, refused: list[Refused]
         notes.append(f"{p.sessions} of {w.concurrency} run at once; what the others had read is kept on the host")
     if w.tier != "device" and w.cached:
         needed = int(w.concurrency * cached_bytes(d.spec, d.cache, w.cached) / d.hardware.nodes)
-        d = replace(d, host_cache=d.host_cache or needed)
-        notes.append(f"{needed / GIB:,.0f} GiB a machine for what {w.concurrency} requests had read")
+        if fixed.host_cache is not None and fixed.host_cache < needed:
+            cure = f"host_cache_size of {gib(needed)}, or fewer documents"
+            what = f"the given host cache for the read prefixes of {w.concurrency} requests"
+            refused.append(Refused("memory", d, what, needed, fixed.host_cache, cure))
+            return None
+        d = replace(d, host_cache=needed if fixed.host_cache is None else fixed.host_cache)
+        notes.append(f"{gib(needed)} a machine for what {w.concurrency} requests had read")
         known = d.hardware.host_memory
         if w.tier == "host" and known is not None and needed > known.value:
             refused.append(
@@ -357,10 +326,17 @@ def _candidate(p: _Placed, w: Workload, factors: Factors, refused: list[Refused]
     )
 
 
-def _notes(w: Workload, order: list[Candidate], whole: bool, placed: list[_Placed], factors: Factors) -> Iterable[str]:
-    if order and not whole:
-        most = max(p.sessions for p in placed)
+def _notes(w: Workload, order: list[Candidate], placed: list[_Placed], factors: Factors) -> Iterable[str]:
+    today = [p for p in placed if runs_today(p.deployment)] or placed
+    most = max((p.sessions for p in today), default=0)
+    if order and most < w.concurrency:
         yield f"nothing here holds {w.concurrency:,} requests at once (at most {most:,}): the rest waits for a seat"
+    if order and not other_checkpoint(order[0].deployment):
+        converted = [c for c in order if other_checkpoint(c.deployment) and c.runs_today]
+        better = [c for c in converted if missed(order[0]) and not missed(c)]
+        if better:
+            d = better[0].deployment
+            yield f"{d.engine} {d.strategy.label} is likely to meet the targets, and {other_checkpoint(d)}"
     if order and missed(order[0]):
         yield _instead(w, order, placed, factors)
     if any(not c.runs_today for c in order):

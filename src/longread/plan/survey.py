@@ -6,7 +6,9 @@ One deployment, the plainest that fits or the user's. Knows no screen.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from longread.plan.asked import require_sense
 from longread.plan.deployment import Deployment, EngineName, Strategy
+from longread.plan.engine_limits import engine_limit
 from longread.plan.gpu_memory import (
     CONTEXTS,
     Capacity,
@@ -19,7 +21,7 @@ from longread.plan.gpu_memory import (
 )
 from longread.plan.peer_capacity import PeerCapacity, peer_capacity
 from longread.plan.shards import check_strategy
-from longread.plan.space import CHUNK, SHARE, Fixed, as_run, cache_formats, engine_limit, expert_formats, strategies
+from longread.plan.space import CHUNK, SHARE, Fixed, as_run, cache_formats, expert_formats, strategies
 from longread.spec.errors import ConfigError
 from longread.spec.hardware import Hardware
 from longread.spec.model import ModelSpec
@@ -60,6 +62,7 @@ def survey(
 ) -> Survey:
     """Raises ``ConfigError`` where what was fixed can be run in no way."""
     spec, decided = as_run(spec, hardware), fixed or Fixed()
+    require_sense(spec, hardware, decided, None)
     d, chosen = _plainest(spec, hardware, engines, decided)
     longest = max_context(d) if decided.context is None else min(max_context(d), decided.context)
     d = replace(d, max_model_len=longest or d.max_model_len)
@@ -147,9 +150,9 @@ def _deployment(
         engine,
         expert_formats(spec, fixed)[0],
         cache_formats(spec, hardware, fixed)[0],
-        fixed.chunk or CHUNK,
+        CHUNK if fixed.chunk is None else fixed.chunk,
         _SEQUENCES,
-        fixed.context or spec.max_position,
-        fixed.memory_share or SHARE,
+        spec.max_position if fixed.context is None else fixed.context,
+        SHARE if fixed.memory_share is None else fixed.memory_share,
         fixed.host_cache or 0,
     )
