@@ -6,7 +6,7 @@ Closed sums over positions, so that a claim can be held against arithmetic alone
 from dataclasses import dataclass, replace
 
 from longread.plan.deployment import Deployment, Strategy
-from longread.plan.ops import decode_ops, rows_touched
+from longread.plan.ops import decode_ops, expert_format, rows_touched
 from longread.plan.shapes import Reading, is_sparse, matrices, readings, scorings
 from longread.spec.count import fixed_bytes_per_request, kv_bytes_per_token
 from longread.spec.errors import ConfigError
@@ -149,12 +149,16 @@ def _weights_read(spec: ModelSpec, tokens: int) -> float:
 
 
 def decode_floor(d: Deployment, batch: int, context: int) -> float:
-    """Least seconds of one decode step: weights touched and cache read once over all cards, or the work at peak."""
+    """Least seconds of one decode step: weights touched and cache read once over all cards, or the work at peak.
+
+    4-bit experts are granted the FP8 rate where engines multiply them as BF16: a kernel for it could be written.
+    """
     card, cards = d.hardware.card, d.strategy.gpus
     ideal = replace(d, strategy=Strategy(), engine="longread")
-    ops = decode_ops(ideal, batch, context)
-    work = sum(op.flops / peak(card, op.rate) for op in ops if op.kind not in ("elementwise", "top-k"))
-    moved = sum(op.bytes for op in ops if op.kind not in ("elementwise", "top-k")) / card.bandwidth.value
+    ops = [op for op in decode_ops(ideal, batch, context) if op.kind not in ("elementwise", "top-k")]
+    four = expert_format(d) in ("fp4", "int4")
+    work = sum(op.flops / peak(card, "fp8" if four and op.kind == "experts" else op.rate) for op in ops)
+    moved = sum(op.bytes for op in ops) / card.bandwidth.value
     return max(work, moved) / cards
 
 

@@ -90,7 +90,7 @@ def test_the_famous_claim_on_v3_2_needs_one_shared_document() -> None:
         conditions = " ".join(finding.conditions)
         assert "one shared document" in conditions
         assert "2.52 TB, which the cards do not hold" in conditions
-        assert "504 ms over one link, 63 ms over 8" in conditions
+        assert "509 ms over one link, 63.6 ms over 8" in conditions
         assert "900 ms" in conditions  # four NVMe
 
 
@@ -101,8 +101,8 @@ def test_the_famous_claim_on_v4_flash_needs_sharding_snapshots_and_a_short_suffi
     assert "at most 41 new tokens each, 100 at once" in conditions
     assert "100 distinct contexts are 202 GB: they fit the cards only if sharded" in conditions
     assert "5,504 tokens = 224 ms at 100 % of the peak, over the budget by itself" in conditions
-    assert "40.5 ms over one link, 5.06 ms over 8" in conditions
-    assert "100 distinct contexts from host at once: 506 ms" in conditions
+    assert "40.9 ms over one link, 5.11 ms over 8" in conditions
+    assert "100 distinct contexts from host at once: 511 ms" in conditions
     assert "token ids come in" in conditions
     spread = " ".join(found.finding(WARM_SPREAD).conditions)
     assert "arrivals are spread" in spread

@@ -1,10 +1,12 @@
 """Physical floors against the printed tables: cold and suffix floors, KV loads, GFLOP a token."""
 
+from dataclasses import replace
+
 import pytest
 
 from longread.plan.cards import parse_hardware
 from longread.plan.deployment import Deployment, Strategy
-from longread.plan.floor import Floor, cold_floor, load_floor, peak, prompt_work, suffix_floor
+from longread.plan.floor import Floor, cold_floor, decode_floor, load_floor, peak, prompt_work, suffix_floor
 from longread.plan.ops import decode_ops, prefill_ops
 from longread.plan.shapes import matrices
 from longread.spec.count import active_parameters, flops_per_token, prompt_parameters
@@ -151,3 +153,15 @@ def test_a_rate_that_no_type_of_the_card_can_give_is_an_error() -> None:
     assert peak(parse_hardware("A100").card, "fp8") == peak(parse_hardware("A100").card, "bf16")
     with pytest.raises(ConfigError, match="no rate"):
         peak(parse_hardware("A100").card, "int1")
+
+
+def test_four_bit_experts_are_bounded_by_what_a_kernel_could_do() -> None:
+    """On Hopper engines multiply them as BF16; the floor is FP8's, so that a faster kernel is not called impossible."""
+    hardware = parse_hardware("8xH20-96")
+    spec = release("DeepSeek-V4-Flash")
+    d = Deployment(spec, hardware, Strategy(tp=8), engine="vllm")
+    ops = decode_ops(replace(d, strategy=Strategy(), engine="longread"), 4096, 1024)
+    experts = next(op for op in ops if op.kind == "experts")
+    assert experts.rate == "bf16"
+    assert decode_floor(d, 4096, 1024) < sum(o.flops / peak(hardware.card, o.rate) for o in ops) / 8 * 0.999
+    assert decode_floor(d, 4096, 1024) >= experts.flops / peak(hardware.card, "fp8") / 8

@@ -6,7 +6,8 @@ one request, nothing is lost or repeated, and a card's rate is the larger of its
 
 from dataclasses import dataclass, replace
 
-from longread.plan.deployment import Deployment, Strategy
+from longread.plan.communication import host_peak
+from longread.plan.deployment import Deployment, ExpertFormat, Strategy, Workload
 from longread.plan.floor import Floor, cached_bytes, cold_floor, peak, suffix_floor
 from longread.plan.ops import decode_ops
 from longread.plan.shards import weight_bytes
@@ -16,8 +17,6 @@ from longread.spec.errors import ConfigError
 from longread.spec.hardware import Card, Hardware
 from longread.spec.model import ModelSpec
 
-# Pinned host memory to a card reached 50 of 64 GB/s of a PCIe 5 x16 link (vLLM's DMA; 49.5 on one H200).
-LINK_SHARE = 50 / 64
 # Most tokens that a step can give with drafts: seven drafts, all accepted. Published means: 1.8 (V3's MTP,
 # arXiv 2412.19437), 2.5 (V4), 4.83 (V3's MTP tuned for seven drafts).
 MOST_A_STEP, PUBLISHED_A_STEP = 8, 4.83
@@ -110,17 +109,12 @@ def ring_rebuild_tokens(spec: ModelSpec) -> int:
     return layers * spec.compressed.window
 
 
-def link_rate(hardware: Hardware) -> float | None:
-    """Bytes/s from pinned host memory to one card as measured, one link."""
-    pcie = hardware.card.pcie
-    return pcie.value * LINK_SHARE if pcie is not None else None
-
-
 def load_rates(hardware: Hardware) -> dict[str, float]:
     """Bytes/s at most into all cards together, by tier, where the hardware says."""
     found, card = {}, hardware.card
-    if card.pcie is not None:
-        found["host"] = card.pcie.value * hardware.total_gpus
+    link = host_peak(card)
+    if link is not None:
+        found["host"] = link * hardware.total_gpus
     elif card.architecture == "cpu":
         found["host"] = card.bandwidth.value
     if hardware.disk_read is not None:
@@ -146,10 +140,10 @@ def usual_cache(spec: ModelSpec, hardware: Hardware, packing: str | None = None)
     return cache_formats(spec, hardware, Fixed(cache=packing))[0]
 
 
-def weights_least(spec: ModelSpec, hardware: Hardware, experts: str | None = None) -> tuple[int, str]:
+def weights_least(spec: ModelSpec, hardware: Hardware, experts: ExpertFormat | None = None) -> tuple[int, ExpertFormat]:
     """Bytes of all weights over all cards with experts of four bits, and the format's name."""
-    form = experts or ("native" if spec.quant is None or spec.quant.experts == "fp4" else "int4")
-    whole = Deployment(spec, hardware, Strategy(), experts=form)  # type: ignore[arg-type]
+    form: ExpertFormat = experts or ("native" if spec.quant is None or spec.quant.experts == "fp4" else "int4")
+    whole = Deployment(spec, hardware, Strategy(), experts=form)
     return sum(weight_bytes(whole).values()), form
 
 
@@ -189,7 +183,7 @@ def decode_bound(
     batch: int,
     context: int,
     *,
-    experts: str = "native",
+    experts: ExpertFormat = "native",
     packing: str | None = None,
     shared: bool = False,
 ) -> Step:
@@ -201,7 +195,7 @@ def decode_bound(
         spec,
         hardware,
         Strategy(),
-        experts=experts,  # type: ignore[arg-type]
+        experts=experts,
         cache=smallest_cache(spec, packing),
     )
     card, cards = hardware.card, hardware.total_gpus
@@ -212,3 +206,21 @@ def decode_bound(
     readers = batch if shared else 1
     moved = sum(op.bytes / (readers if op.kind in _CACHE_READERS else 1) for op in ops)
     return Step(work / cards, moved / card.bandwidth.value / cards)
+
+
+def granted_floors(
+    spec: ModelSpec, hardware: Hardware, w: Workload, experts: ExpertFormat | None = None, packing: str | None = None
+) -> dict[str, float]:
+    """Seconds of *ttft* and *tpot* below which no engine can be, with all that can be granted: attention in FP8, an
+    indexer that skips most scores, and, unless ``experts`` and ``packing`` are fixed, 4-bit experts and the smallest
+    cache; every step gives eight tokens.
+    """
+    best, new = generous(hardware), max(w.isl - w.cached, 1)
+    if w.cached:
+        work = suffix_seconds(spec, best, new, w.isl, granted=True)
+        first = max(work, suffix_floor(spec, best, new, w.cached).memory / 2)
+    else:
+        first = cold_rungs(spec, best, w.isl)[-1].floor.seconds
+    form = weights_least(spec, best, experts)[1]
+    step = decode_bound(spec, best, 1, w.isl + w.osl // 2, experts=form, packing=packing)
+    return {"ttft": first, "tpot": step.per_token(MOST_A_STEP)}

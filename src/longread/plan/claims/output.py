@@ -28,7 +28,7 @@ from longread.plan.claims.plans import (
     soonest,
 )
 from longread.plan.claims.words import many, seconds, times
-from longread.plan.deployment import Deployment, Workload
+from longread.plan.deployment import Deployment, ExpertFormat, Workload
 from longread.plan.estimate import Estimate
 from longread.spec.hardware import Hardware
 from longread.spec.model import ModelSpec
@@ -103,7 +103,7 @@ def _predicted(claim: Claim, batch: int) -> Callable[[Deployment], Estimate]:
     return per_token(batch, claim.isl or _USUAL)
 
 
-def _small(spec: ModelSpec, hardware: Hardware) -> str:
+def _small(spec: ModelSpec, hardware: Hardware) -> ExpertFormat:
     return weights_least(spec, hardware)[1]
 
 

@@ -4,13 +4,13 @@ from longread.plan.claims.claim import Claim
 from longread.plan.claims.limits import (
     generous,
     largest_suffix,
-    link_rate,
     ring_rebuild_tokens,
     suffix_seconds,
     usual_cache,
 )
 from longread.plan.claims.plans import capacity_at
 from longread.plan.claims.words import many, seconds, size, tokens
+from longread.plan.communication import host_rate
 from longread.plan.deployment import Deployment
 from longread.plan.floor import cached_bytes
 from longread.plan.frontend import RATES
@@ -84,14 +84,14 @@ def _replicates(d: Deployment) -> bool:
 
 def _tiers(claim: Claim, spec: ModelSpec, hardware: Hardware, requests: int) -> list[str]:
     """Loads from host memory over one link and all links, and from disk where its rate is known."""
-    rate, isl, ttft = link_rate(hardware), claim.isl, claim.ttft
+    rate, isl, ttft = host_rate(hardware.card), claim.isl, claim.ttft
     assert isl is not None and ttft is not None
     if rate is None or claim.tier == "device":
         return []
     one, links = cached_bytes(spec, usual_cache(spec, hardware, claim.cache), isl), hardware.total_gpus
     budget = max(ttft - suffix_seconds(spec, generous(hardware), 1, isl) * requests, 0.0)
     line = (
-        f"from pinned host memory ({rate / 1e9:.0f} GB/s a link): {seconds(one / rate)} over one link, "
+        f"from pinned host memory ({rate / 1e9:.3g} GB/s a link): {seconds(one / rate)} over one link, "
         f"{seconds(one / rate / links)} over {links}"
     )
     needed = -(-one // (budget * rate)) if budget else float("inf")
