@@ -36,6 +36,7 @@ LEAST_TOKENS = 32  # prompt tokens that a step carries whatever its target is, a
 MAX_RETRY_SECONDS = 600
 SPREAD_SECONDS = 30.0
 GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples are spread evenly over 0..1, however many there are
+USUAL_RATE = 0.1  # weight of the newest request in the mean prompt
 HOLD_RATE = 0.1  # weight of the newest ended request in the mean time that one keeps its slot
 TOLD_CHANGE = 0.25  # of a derived limit: more is worth a line in the log
 PROGRESS_STEPS = 4  # a prompt of more steps than that is followed while it is read
@@ -98,6 +99,7 @@ class Admission:
         self._reading: dict[str, int] = {}  # requests that have their first token, with the tokens of their prompt
         self._context = 0  # of those, together
         self._hold: float | None = None  # mean seconds that a request keeps its slot
+        self._usual = 1.0  # mean tokens that a request has to have computed
         self._told: int | None = None  # prompt tokens that fit the TTFT target, as last said
 
     @property
@@ -122,9 +124,16 @@ class Admission:
         self._check_wait(unread, info, cost)
         for request, each in zip(requests, unread, strict=True):
             self._backlog.add(request.request_id, each)
+            self._usual += USUAL_RATE * (each.tokens - self._usual)
             if each.hashed is not None:
                 self._known.add(each.hashed.hashes)
         self._tell_change(info, cost)
+
+    def check_room(self, info: EngineInfo, cost: StepCost | None) -> None:
+        """Raises AdmissionError where ``admit`` would for any request: so that nobody's body is read for nothing."""
+        anybody = [Unread("interactive", "", int(self._usual), int(self._usual))]
+        self._check_count(anybody, info, cost)
+        self._check_tokens(anybody, info, cost)
 
     def wants_progress(self, request: GenerationRequest, info: EngineInfo) -> bool:
         """Whether it matters how far an accepted request's prompt is before it is read."""

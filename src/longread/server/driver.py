@@ -19,7 +19,8 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -224,12 +225,8 @@ class EngineDriver:
         no engine, and EngineFailedError.
         """
         info = self.engine_info
-        try:
+        with self._refusals_counted(len(requests)):
             self.admission.admit(requests, info, self.stats.step_cost)
-        except AdmissionError as error:
-            if self._observer is not None:
-                self._observer.rejected(len(requests), error.code or "")
-            raise
         if self._observer is not None:
             self._observer.accepted(len(requests))
         subscription = Subscription(requests)
@@ -239,6 +236,22 @@ class EngineDriver:
             self._follow(request, info)
         self._idle.clear()
         return subscription
+
+    def check_room(self) -> None:
+        """Raises AdmissionError where no request would be accepted now, before anything is done for one."""
+        if self.current is not None:
+            info, stats = self.current
+            with self._refusals_counted(1):
+                self.admission.check_room(info, stats.step_cost)
+
+    @contextmanager
+    def _refusals_counted(self, count: int) -> Iterator[None]:
+        try:
+            yield
+        except AdmissionError as error:
+            if self._observer is not None:
+                self._observer.rejected(count, error.code or "")
+            raise
 
     def _follow(self, request: GenerationRequest, info: EngineInfo) -> None:
         """Start its time limits, and watch its progress where that matters."""

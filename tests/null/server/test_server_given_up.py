@@ -175,6 +175,24 @@ def test_a_deadline_that_cannot_be_met_and_a_predicted_wait_are_429() -> None:
         assert assert_balanced(running)["admission_rejections_total deadline"] == 1
 
 
+@pytest.mark.parametrize("limits", [{"max_num_queued_reqs": 0}, {"max_num_queued_tokens": 1}])
+def test_a_full_server_refuses_before_it_reads_a_body(limits: dict[str, int]) -> None:
+    gate = threading.Semaphore(0)
+    with serving(options=options(**limits), gate=gate, max_num_seqs=1) as running, released(gate):
+        taking = threading.Thread(target=lambda: httpx.post(running.url + CHAT, json=HELLO, timeout=10))
+        taking.start()
+        assert wait_until(lambda: running.pending() == 1)
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 50000000\r\n\r\n"
+        with socket.create_connection(("127.0.0.1", int(running.url.rpartition(":")[2])), timeout=10) as mine:
+            mine.sendall(head.encode())
+            assert b" 429 " in mine.recv(1000)
+        reason = "queue_full" if "max_num_queued_reqs" in limits else "queued_tokens"
+        assert metrics(running)[f"admission_rejections_total {reason}"] == 1
+        gate.release(100)
+        taking.join(10)
+        assert_balanced(running)
+
+
 def raw_stream(running: Serving, max_tokens: int, **fields: object) -> socket.socket:
     """A client that asks for a stream and reads nothing."""
     body = json.dumps(HELLO | {"stream": True, "max_tokens": max_tokens} | fields).encode()

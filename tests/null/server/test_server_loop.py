@@ -17,9 +17,9 @@ TEXT = "The quick brown fox jumps over the lazy dog, and 数 then some. " * 17_5
 
 @pytest.fixture
 def full() -> Iterator[Serving]:
-    """A server whose one place is taken: what else it is asked is refused behind all that comes before the engine."""
+    """A server with one place left: who asks for two answers is refused behind all that comes before the engine."""
     gate = threading.Semaphore(0)
-    options = ServerOptions(limits=Limits(max_num_queued_reqs=0))
+    options = ServerOptions(limits=Limits(max_num_queued_reqs=1))
     with serving(options=options, gate=gate, max_num_seqs=1, max_model_len=2**20) as running:
         body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 1}
         holding = threading.Thread(target=lambda: httpx.post(running.url + CHAT, json=body, timeout=60))
@@ -35,7 +35,7 @@ def test_health_answers_while_long_prompts_are_prepared(full: Serving) -> None:
 
     def ask() -> None:
         for i in range(2):
-            body = {"messages": [{"role": "user", "content": f"{i} {TEXT}"}], "max_tokens": 1}
+            body = {"messages": [{"role": "user", "content": f"{i} {TEXT}"}], "n": 2}
             codes.append(httpx.post(full.url + CHAT, json=body, timeout=60).status_code)
 
     asking = threading.Thread(target=ask)
