@@ -365,15 +365,6 @@ def test_first_tokens_wait_for_each_other() -> None:
     assert all(e.floor <= e.low <= e.centre <= e.high for e in (*one, *many))
 
 
-def test_a_second_opinion_for_v3_on_h200() -> None:
-    """aiconfigurator 0.12 for V3, 8 x H200, TP8 EP8, 4,000 / 1,000, batch 64: 37.2, 49.0 and 70.8 ms.
-
-    Its TTFT (0.50-0.82 s; 0.24 s as a roofline) is of a loaded server, so it is no bound for one request.
-    """
-    d = on("8xH200", "V3", engine="sglang", cache="bfloat16", strategy=Strategy(tp=8, ep=True))
-    assert 0.0372 * 0.8 < tpot(d, 64, 4500).total.centre < 0.0708 * 1.2
-
-
 def test_nonsense_is_refused() -> None:
     d = on("8xH200")
     for call in (lambda: ttft_cold(d, 0), lambda: tpot(d, 0, 10), lambda: ttft_warm(d, 10, 0)):
