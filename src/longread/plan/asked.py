@@ -5,6 +5,7 @@ Each refusal names the limit and what to ask instead. Places nothing.
 
 import math
 
+from longread.plan.claims.limits import granted_floors
 from longread.plan.deployment import Deployment, Strategy, Workload
 from longread.plan.figures import gib, seconds
 from longread.plan.floor import cold_floor, decode_floor, suffix_floor
@@ -20,7 +21,8 @@ HOST_MAX = 64 * 2**40  # bytes of main memory a machine: more than any that hold
 def require_possible(spec: ModelSpec, hardware: Hardware, w: Workload, fixed: Fixed) -> dict[str, float]:
     """The physical floors of a load, in the formats that are fixed.
 
-    Raises ``ConfigError`` for a load that is nonsense or below them.
+    Raises ``ConfigError`` for a load that is nonsense, or whose targets are below even what could be granted; targets
+    between that and the floors ``beyond_release`` names.
     """
     _check_load(spec, w)
     new = max(w.isl - w.cached, 1)
@@ -34,20 +36,38 @@ def require_possible(spec: ModelSpec, hardware: Hardware, w: Workload, fixed: Fi
         cache=cache_formats(spec, hardware, fixed)[0],
     )
     between = decode_floor(everything, 1, w.isl + w.osl // 2)  # fewer than asked may run at once
+    least = granted_floors(spec, hardware, w, fixed.experts, fixed.cache)
     what = f"{new:,} new tokens behind {w.cached:,} read ones" if w.cached else f"{w.isl:,} tokens"
-    if w.ttft_target is not None and w.ttft_target < first:
+    machine = f"all {hardware.total_gpus} cards of {hardware.label}"
+    if w.ttft_target is not None and w.ttft_target < least["ttft"]:
         raise ConfigError(
             f"slo ttft={seconds(w.ttft_target)} is below the physical floor of {seconds(first)}: {what} at the peak "
-            f"rates of all {hardware.total_gpus} cards of {hardware.label}, nothing lost; ask for more time, less new "
-            "input, or more cards"
+            f"rates of {machine}, nothing lost ({seconds(least['ttft'])} with all that could be granted); ask for more "
+            "time, less new input, or more cards"
         )
-    if w.tpot_target is not None and w.tpot_target < between:
+    if w.tpot_target is not None and w.tpot_target < least["tpot"]:
         raise ConfigError(
             f"slo tpot={seconds(w.tpot_target)} is below the physical floor of {seconds(between)}: one token of one "
-            f"sequence reads its weights and cache at the peak bandwidth of all {hardware.total_gpus} cards of "
-            f"{hardware.label}; ask for more time, or more cards"
+            f"sequence reads its weights and cache at the peak bandwidth of {machine} ({seconds(least['tpot'])} with "
+            "drafts and all else that could be granted); ask for more time, or more cards"
         )
     return {"ttft": first, "ttft cold": cold, "tpot": between}
+
+
+def beyond_release(w: Workload, floors: dict[str, float]) -> list[str]:
+    """Targets that no engine reaches with the formats at hand, and by what one could."""
+    found = []
+    if w.ttft_target is not None and w.ttft_target < floors["ttft"]:
+        found.append(
+            f"slo ttft={seconds(w.ttft_target)} is below the floor of {seconds(floors['ttft'])} in the model's own "
+            "types: only attention in FP8 or an indexer that skips scores could reach it, and no engine here has them"
+        )
+    if w.tpot_target is not None and w.tpot_target < floors["tpot"]:
+        found.append(
+            f"slo tpot={seconds(w.tpot_target)} is below the floor of {seconds(floors['tpot'])} for one token a step: "
+            "only drafts (MTP, DSpark) or smaller experts could reach it, and neither is planned here"
+        )
+    return found
 
 
 def _check_load(spec: ModelSpec, w: Workload) -> None:

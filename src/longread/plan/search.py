@@ -7,7 +7,7 @@ most promising of each engine are predicted whole. Knows no card, engine flag or
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from longread.plan.asked import require_possible, require_sense
+from longread.plan.asked import beyond_release, require_possible, require_sense
 from longread.plan.calibrate import Factors, default_factors
 from longread.plan.candidate import Candidate, SearchResult
 from longread.plan.deployment import Deployment, EngineName, ExpertFormat, Strategy, Workload
@@ -107,7 +107,7 @@ def search(
         grouped(refused, min((p.deployment.strategy.gpus for p in placed), default=0)),
         floors,
         RULE,
-        (*((_DECODED,) if decoded else ()), *_notes(workload, order, placed, known)),
+        (*((_DECODED,) if decoded else ()), *beyond_release(workload, floors), *_notes(workload, order, placed, known)),
         considered,
     )
 

@@ -180,7 +180,7 @@ def test_the_most_at_once_meets_the_targets_and_one_more_does_not() -> None:
         (Workload(8192, 512, 1.5), ["prefix=1.5", "from 0 to 1"]),
         (Workload(163840, 512), ["164,352", "163,840", "max_position_embeddings"]),
         (replace(SHORT, ttft_target=0.01), ["ttft=10 ms", "floor", "389 ms", "8xH20-96"]),
-        (replace(SHORT, tpot_target=0.001), ["tpot=1 ms", "floor", "bandwidth"]),
+        (replace(SHORT, tpot_target=5e-5), ["tpot=50 us", "floor", "bandwidth", "with drafts"]),
         (replace(SHORT, osl=1, tpot_target=0.05), ["osl of at least 2"]),
         (replace(SHORT, ttft_target=-1.0), ["above 0"]),
     ],

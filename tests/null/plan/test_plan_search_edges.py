@@ -7,6 +7,9 @@ import pytest
 
 from longread.plan.candidate import SearchResult
 from longread.plan.cards import parse_hardware
+from longread.plan.claims.claim import Claim
+from longread.plan.claims.judge import judge
+from longread.plan.claims.limits import granted_floors
 from longread.plan.deployment import Workload
 from longread.plan.engine_limits import engine_limit
 from longread.plan.search import search
@@ -109,9 +112,29 @@ def test_the_cure_names_what_was_decided(fixed: Fixed, cure: str) -> None:
 
 def test_a_floor_is_that_of_the_formats_that_are_fixed() -> None:
     w = Workload(8192, 512, tpot_target=0.001)
-    with pytest.raises(ConfigError, match="physical floor"):
-        found("V3", "8xH20-96", w)
-    assert found("V3", "8xH20-96", w, fixed=Fixed(experts="int4")).floors["tpot"] < 0.001
+    r = found("V3", "8xH20-96", w)
+    assert r.floors["tpot"] > 0.001 and any(
+        "below the floor of 1.19 ms" in note and "drafts" in note for note in r.notes
+    )
+    r = found("V3", "8xH20-96", w, fixed=Fixed(experts="int4"))
+    assert r.floors["tpot"] < 0.001 and not any("below the floor" in note for note in r.notes)
+
+
+def test_a_target_is_refused_where_a_claim_of_it_would_be_impossible() -> None:
+    """A search and a claim have one limit: what all that can be granted leaves."""
+    spec, hardware = release("V3"), parse_hardware("8xH20-96")
+    least = granted_floors(spec, hardware, Workload(8192, 512))
+    claim = Claim((spec,), (hardware,), isl=8192, osl=512)
+    for name in ("ttft", "tpot"):
+        for factor, refused in ((0.98, True), (1.02, False)):
+            outcome = judge(replace(claim, state="cold", **{name: least[name] * factor})).outcome  # type: ignore[arg-type]
+            assert (outcome == "impossible") == refused
+            w = replace(Workload(8192, 512), **{f"{name}_target": least[name] * factor})  # type: ignore[arg-type]
+            if refused:
+                with pytest.raises(ConfigError, match="physical floor"):
+                    found("V3", "8xH20-96", w)
+            else:
+                assert any("below the floor" in note for note in found("V3", "8xH20-96", w, engines=("vllm",)).notes)
 
 
 def test_limits_depend_on_the_version_and_the_tier() -> None:
