@@ -21,7 +21,9 @@ TOP = 6
 LOAD = ("osl", "prefix", "concurrency", "slo", "tier")
 FIXED = ("tp", "pp", "cp", "dp", "ep", "replicas", "experts", "kv_cache_dtype", "gpu_memory_utilization")
 OUTPUT = ("engine", "top", "json", "html", "emit", "calibrate")
+LAUNCH = ("model_path", "host", "port", "engine_version", "nodes", "interface")
 # Options of this machine's own engine that say nothing about other hardware.
+_MINE = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes", "host_cache_size")
 _HERE = ("max_num_seqs", "kv_cache_memory_bytes", "num_gpu_blocks_override")
 
 
@@ -46,13 +48,11 @@ def add_hardware_flags(parser: "_ActionsContainer") -> None:
         ("dp", "attention data parallel groups inside tp"),
         ("replicas", "whole copies"),
     ):
-        fixed.add_argument(f"--{name}", type=int, metavar="N", help=words)
+        fixed.add_argument(f"--{name}", type=count, metavar="N", help=words)
     fixed.add_argument("--ep", action=argparse.BooleanOptionalAction, help="routed experts whole on cards")
     fixed.add_argument("--experts", choices=("native", "fp8", "int4", "bf16"), help="type of routed experts in memory")
     fixed.add_argument("--kv-cache-dtype", metavar="TYPE", help="bfloat16, fp8, fp8_ds_mla, ...")
-    fixed.add_argument(
-        "--gpu-memory-utilization", type=share, metavar="SHARE", help="of a card's memory; default: 0.92"
-    )
+    fixed.add_argument("--gpu-memory-utilization", type=some, metavar="SHARE", help="of a card's memory; default: 0.92")
     output = parser.add_argument_group("output (with --hardware)")
     output.add_argument("--top", type=count, metavar="N", help=f"ranked deployments to show; default: {TOP}")
     output.add_argument("--json", action="store_true", help="print one JSON document (schema longread.plan/1) only")
@@ -62,11 +62,52 @@ def add_hardware_flags(parser: "_ActionsContainer") -> None:
         "--calibrate", type=Path, nargs="+", metavar="FILE", help="results of `longread bench` to learn from"
     )
     output.add_argument("--published", action="store_true", help="published runs against their predictions, and stop")
+    add_launch_flags(parser)
+
+
+def add_launch_flags(parser: "_ActionsContainer") -> None:
+    launch = parser.add_argument_group("what --emit has to know")
+    launch.add_argument(
+        "--model-path", metavar="PATH|REPO", help="what the engine loads; default: DeepSeek's own repository"
+    )
+    launch.add_argument("--host", metavar="ADDRESS", help="where it answers; default: 127.0.0.1")
+    launch.add_argument("--port", type=count, metavar="N", help="of the first replica; default: 8000")
+    launch.add_argument("--engine-version", metavar="X.Y.Z", help="default: the newest that is known")
+    launch.add_argument("--nodes", metavar="NAMES", help="addresses of the machines, the head first: node0,node1")
+    launch.add_argument("--interface", metavar="NAME", help="network interface between the machines")
+
+
+def refuse_beside_published(args: argparse.Namespace) -> None:
+    """Raises UsageError: the table of published runs is one, whatever else is given."""
+    if args.model is not None:
+        raise UsageError(f"--published is a table of all runs; leave {args.model[:80]!r} out")
+    for name in (*_MINE, "hardware", "isl", *LOAD, *FIXED, *OUTPUT, *LAUNCH):
+        if name != "json" and getattr(args, name) not in (None, False):
+            raise UsageError(f"--published stands alone or with --json; leave --{name.replace('_', '-')} out")
+
+
+def refuse_pairs(args: argparse.Namespace) -> None:
+    """Raises UsageError for options of which one would be ignored beside the other."""
+    if args.json and args.emit is not None:
+        raise UsageError("--json and --emit both print; give one of them")
+    if args.top is not None and (args.json or args.emit is not None or args.isl is None):
+        other = "--json has all" if args.json else "--emit prints one" if args.emit else "without --isl there are none"
+        raise UsageError(f"--top counts ranked deployments on the screen; {other}")
+    if args.emit is None:
+        for name in LAUNCH:
+            if getattr(args, name) is not None:
+                raise UsageError(f"--{name.replace('_', '-')} is for --emit (one of {', '.join(TARGETS)})")
+    if args.emit in ENGINES and args.engine is not None and args.emit not in args.engine:
+        raise UsageError(f"--emit {args.emit}, but --engine {','.join(args.engine)} leaves it out")
+    if args.model_path is None and args.emit is not None and args.experts in ("fp8", "int4", "bf16"):
+        raise UsageError(f"--experts {args.experts} with --emit: name the converted checkpoint with --model-path")
+    if args.tier is not None and not args.prefix:
+        raise UsageError(f"--tier {args.tier} says where a read prefix lies; give its share: --prefix 0.98")
 
 
 def refuse_without_hardware(args: argparse.Namespace) -> None:
     """Raises UsageError for an option that needs --hardware."""
-    for name in ("isl", *LOAD, *FIXED, *OUTPUT):
+    for name in ("isl", *LOAD, *FIXED, *OUTPUT, *LAUNCH):
         if getattr(args, name) not in (None, False):
             raise UsageError(f"--{name.replace('_', '-')} needs --hardware (such as 8xH20-96)")
 
@@ -102,6 +143,14 @@ def share(text: str) -> float:
     value = float(match[1]) / (100 if match[2] else 1)
     if not 0 <= value <= 1:
         raise argparse.ArgumentTypeError(f"{text[:40]} is outside 0..1")
+    return value
+
+
+def some(text: str) -> float:
+    """A share above 0."""
+    value = share(text)
+    if value == 0:
+        raise argparse.ArgumentTypeError(f"{text[:40]} is nothing; write above 0, such as 0.92")
     return value
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from longread.cli.checkpoint import BUNDLED, locate, spec_of
 from longread.cli.describe import config_lines
 from longread.cli.engine_flags import add_memory_flags, options_from
-from longread.cli.hardware_flags import add_hardware_flags, refuse_without_hardware
+from longread.cli.hardware_flags import add_hardware_flags, refuse_beside_published, refuse_without_hardware
 from longread.cli.parser import Parser, UsageError, nearest
 from longread.plan.machine import probe_machine
 from longread.plan.resolve import resolve
@@ -48,9 +48,14 @@ def add_parser(commands: "_SubParsersAction[Parser]", name: str) -> None:
 def run(args: argparse.Namespace) -> int:
     """Exit 1 when it does not fit; what the model is gets printed all the same."""
     if args.published:
+        refuse_beside_published(args)
         from longread.cli.planning import run_published  # start-up time: searches and reports only when asked for
 
         return run_published(args)
+    if args.model is None and args.calibrate is not None and args.hardware is None:
+        from longread.cli.planning import run_calibration  # start-up time, as above
+
+        return run_calibration(args)
     if args.model is None:
         raise UsageError(f"the following arguments are required: CHECKPOINT|NAME; see {args.parser.prog} --help")
     spec = find_spec(args.model)
@@ -82,6 +87,8 @@ def find_spec(name: str) -> ModelSpec:
         return spec_of(locate(name))
     if Path(name).is_file():
         return spec_from_config(read_config(Path(name)))
+    if Path(name).exists():
+        raise ConfigError(f"{name}: neither a folder nor a file; give a checkpoint folder or a config.json")
     if name.startswith((".", "/", "~")):
         raise ConfigError(f"{name}: no such folder; give a checkpoint folder, or a public model such as V4-Flash")
     near = nearest(name, BUNDLED)

@@ -28,7 +28,7 @@ _REFUSED = 4  # of each kind, how many lines are shown; JSON has all
 
 def print_search(console: Console, r: SearchResult, top: int) -> None:
     """The whole result of a search, ``top`` candidates of it."""
-    console.print(f"[bold]{escape(r.spec.label)}[/] on [bold]{r.hardware.label}[/]: {_load(r.workload)}")
+    console.print(f"[bold]{escape(r.spec.label)}[/] on [bold]{escape(r.hardware.label)}[/]: {_load(r.workload)}")
     console.print(hardware_line(r.hardware))
     for note in r.notes:
         console.print(f"[yellow]note[/] {escape(note)}")
@@ -280,7 +280,7 @@ def _cell(cell: Cell) -> Text:
 def print_survey(console: Console, s: Survey) -> None:
     """Memory, capacity and the triangle of one deployment."""
     d = s.deployment
-    console.print(f"[bold]{escape(d.spec.label)}[/] on [bold]{d.hardware.label}[/]")
+    console.print(f"[bold]{escape(d.spec.label)}[/] on [bold]{escape(d.hardware.label)}[/]")
     console.print(hardware_line(d.hardware))
     console.print(
         f"[bold]{d.strategy.label}[/] ({s.chosen}), experts {d.experts}, cache {d.cache}, chunk {d.chunk:,}, "
