@@ -22,7 +22,7 @@ MEMORY_FLAGS = (
     "host_cache_size",
     "dtype",
 )
-SERVING_FLAGS = ("seed", "enable_prefix_caching", "snapshot_interval", "store", "store_size", "slo")
+SERVING_FLAGS = ("seed", "enable_prefix_caching", "snapshot_interval", "store", "store_size", "slo", "step_target")
 
 
 def add_memory_flags(group: "_ActionsContainer") -> None:
@@ -56,6 +56,12 @@ def add_serving_flags(group: "_ActionsContainer") -> None:
     )
     group.add_argument(
         "--slo", metavar="TARGETS", help="ttft=2s,tpot=50ms: steps are kept as short as that; default: no targets"
+    )
+    group.add_argument(
+        "--step-target",
+        metavar="TIME",
+        default="100ms",
+        help="what a step may take without a TTFT target: who comes waits for its end; none: any; default: 100ms",
     )
     add_store_flags(group)
 

@@ -38,7 +38,7 @@ from longread.weights.reader import Checkpoint
 
 log = logging.getLogger(__name__)
 
-CALIBRATED_BYTES = 2**30  # of weights are worth a second of measuring; a toy's steps are over before it would be
+CALIBRATED_BYTES = 64 * 2**20  # of weights are worth a second of measuring; a toy's steps are over before it would be
 Progress = Callable[[int, int], None]  # (bytes read, bytes to read)
 
 
@@ -76,6 +76,7 @@ def load_resolved(path: Path, spec: ModelSpec, config: ResolvedConfig, progress:
         snapshot_interval=config.snapshot_interval,
         tiers=tiers,
         slo=config.slo,
+        step_target=config.step_target,
     )
     tokenizer = path / "tokenizer.json"
     allocated = _tensor_bytes(model) + store.nbytes + (tiers.host.nbytes if tiers is not None else 0)

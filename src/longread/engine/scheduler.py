@@ -50,7 +50,7 @@ from longread.spec.state import PAGE_TOKENS, pages_for
 
 BYPASS_LIMIT = 64
 ADMISSION_WINDOW = 64  # waiting requests looked at in one step, so that a long queue costs the running ones nothing
-TTFT_STEPS = 4  # a step takes at most this part of the TTFT target: who arrives in it waits for its end
+STEP_LAUNCHES = 10  # times the time of starting a step is the least target, so that starting costs a tenth at most
 HOLD_RATE = 0.1  # weight of the newest ended request in the mean time that one keeps its slot
 
 
@@ -80,9 +80,9 @@ class Schedule:
 class Scheduler:
     """Owns the waiting and the running entries. ``snapshot_interval``: tokens between snapshots inside a long prompt.
 
-    ``slo``: a step beside decodes takes at most its ``tpot``, and any a quarter of its ``ttft``, as far as ``cost`` can
-    tell; ``cost`` is whoever drives the schedule's to set, None: steps are as large as the budget. ``clock``: seconds,
-    for what is told of waiting.
+    ``slo``: a step beside decodes takes at most its ``tpot``, and any its ``step`` or, where there is none,
+    ``step_target`` seconds, as far as ``cost`` can tell; ``cost`` is whoever drives the schedule's to set, None: steps
+    are as large as the budget. ``clock``: seconds, for what is told of waiting.
     """
 
     def __init__(
@@ -94,6 +94,7 @@ class Scheduler:
         snapshot_interval: int,
         tiers: Tiers | None = None,
         slo: Slo | None = None,
+        step_target: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
         assert max_num_batched_tokens >= max_num_seqs  # else decodes alone could exceed the budget
@@ -103,6 +104,7 @@ class Scheduler:
         self._budget = max_num_batched_tokens
         self._interval = snapshot_interval
         self._slo = slo or Slo()
+        self._step_target = step_target
         self._clock = clock
         self._entries: dict[str, Entry] = {}
         self._waiting = WaitingLines()
@@ -473,8 +475,10 @@ class Scheduler:
     def _target(self, decodes: int) -> float | None:
         """Seconds that the step may take; None: any."""
         targets = [self._slo.tpot] if decodes else []
-        if self._slo.ttft is not None:
-            targets.append(self._slo.ttft / TTFT_STEPS)
+        if self._slo.step is not None:
+            targets.append(self._slo.step)
+        elif self._step_target is not None and self.cost is not None:
+            targets.append(max(self._step_target, STEP_LAUNCHES * self.cost.launch))
         return min((each for each in targets if each is not None), default=None)
 
     def _cut(self, timeline: Timeline) -> int | None:

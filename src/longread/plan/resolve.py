@@ -3,13 +3,14 @@
 Every value that the user left open gets a reason. Refusals name the limit, the value, and what to change.
 """
 
+import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from longread.plan.machine import Machine
 from longread.plan.memory import memory_plan, page_bytes, slot_bytes
-from longread.spec.config import Choice, ComputeDtype, EngineOptions, MemoryPlan, ResolvedConfig
+from longread.spec.config import Choice, ComputeDtype, EngineOptions, MemoryPlan, ResolvedConfig, Slo
 from longread.spec.config_json import require_runnable
 from longread.spec.errors import ConfigError
 from longread.spec.loaded import loaded_bytes
@@ -58,7 +59,7 @@ def resolve(options: EngineOptions, spec: ModelSpec, machine: Machine) -> Resolv
     seqs, batched = _batch(options, choices)
     weights = loaded_bytes(spec, dtype)
     store_size, host = _tiers(options, choices)
-    _step_target(options, choices)
+    target = _step_target(options, choices)
 
     def plan(pools: _Pools) -> MemoryPlan:
         return memory_plan(
@@ -104,15 +105,24 @@ def resolve(options: EngineOptions, spec: ModelSpec, machine: Machine) -> Resolv
         store_size=store_size,
         host_cache_size=host,
         slo=options.slo,
+        step_target=target,
     )
 
 
-def _step_target(options: EngineOptions, choices: _Choices) -> None:
-    """Say what bounds a step where targets were given."""
-    if options.slo is None or options.slo.tpot is None:
-        return
-    reason = "the TPOT target: beside decodes, a step takes as many prompt tokens as fit, by what steps are measured at"
-    choices.note("step_target", f"{options.slo.tpot * 1e3:g}ms", reason)
+def _step_target(options: EngineOptions, choices: _Choices) -> float | None:
+    """Seconds that a step may take; where an SLO decides, it says so."""
+    slo, target = options.slo or Slo(), options.step_target
+    if slo.step is not None:
+        target = slo.step
+        choices.note(
+            "step_target", f"{target * 1e3:g}ms", "at most a quarter of the TTFT target: who comes waits for it"
+        )
+    if slo.tpot is not None:
+        reason = (
+            "the TPOT target: beside decodes, a step takes as many prompt tokens as fit, by what steps are measured at"
+        )
+        choices.note("decode_step_target", f"{min(slo.tpot, target or math.inf) * 1e3:g}ms", reason)
+    return target
 
 
 def _tiers(options: EngineOptions, choices: _Choices) -> tuple[int, int]:

@@ -24,7 +24,9 @@ _BYTE_UNITS = {"": 1, "B": 1} | {
 _TOKEN_UNITS = {"": 1, "k": 1000, "m": 1000**2, "K": 1024, "M": 1024**2}  # case decides, as in vLLM
 _AMOUNT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 AMOUNT_MAX = 2**60
+TTFT_STEPS = 4
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
+_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*(us|ms|s|min)\s*", re.IGNORECASE)
 _TARGET = re.compile(r"(ttft|tpot)\s*=\s*(\d+(?:\.\d+)?|\.\d+)\s*(us|ms|s|min)", re.IGNORECASE)
 
 
@@ -34,6 +36,11 @@ class Slo:
 
     ttft: float | None = None
     tpot: float | None = None
+
+    @property
+    def step(self) -> float | None:
+        """What a step may take: a part of the TTFT, since whoever arrives in it waits for its end."""
+        return None if self.ttft is None else self.ttft / TTFT_STEPS
 
     def __str__(self) -> str:
         named = (("ttft", self.ttft), ("tpot", self.tpot))
@@ -55,6 +62,7 @@ class EngineOptions:
     fits. snapshot_interval: tokens between two saved ring snapshots of a long prompt. seed: of the engine's own draws.
     store: folder of the disk store (None: none), store_size: bytes it may take. host_cache_size: bytes of main memory
     for what is evicted from the device. slo: targets that the schedule keeps its steps within ("ttft=2s,tpot=50ms").
+    step_target: seconds that a step may take where slo says nothing shorter (None: any).
     """
 
     model: str
@@ -72,6 +80,7 @@ class EngineOptions:
     store_size: int | None = None
     host_cache_size: int | None = None
     slo: Slo | None = None
+    step_target: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +148,7 @@ class ResolvedConfig:
     store_size: int = 0
     host_cache_size: int = 0
     slo: Slo | None = None
+    step_target: float | None = None
 
 
 def from_mapping(values: Mapping[str, object]) -> EngineOptions:
@@ -229,6 +239,20 @@ def _slo(name: str, value: object) -> Slo:
     return value if isinstance(value, Slo) else parse_slo(name, _text(name, value))
 
 
+def _seconds(name: str, value: object) -> float | None:
+    """A duration: "100ms", or a number of seconds; "none" for no limit."""
+    if value == "none":
+        return None
+    if isinstance(value, str):
+        match = _DURATION.fullmatch(value[:64])
+        if match is None:
+            raise ConfigError(f"{name}: {value[:64]!r} is no duration; write 100ms (us, ms, s, min), or none")
+        value = float(match[1]) * _SECONDS[match[2].lower()]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ConfigError(f"{name}: must be a number of seconds above 0, not {str(value)[:64]!r}")
+    return float(value)
+
+
 def _flag(name: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise ConfigError(f"{name}: must be true or false, not {str(value)[:64]!r}")
@@ -251,4 +275,5 @@ _READERS: dict[str, Callable[[str, object], object]] = {
     "store_size": _auto(_count(1, parse_bytes)),
     "host_cache_size": _auto(_count(0, parse_bytes)),
     "slo": _auto(_slo),
+    "step_target": _auto(_seconds),
 }

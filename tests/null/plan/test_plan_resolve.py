@@ -85,14 +85,16 @@ def test_every_open_value_has_a_reason_and_no_given_one() -> None:
     assert all(c.reason and c.value for c in config.choices)
 
 
-def test_a_tpot_target_bounds_the_step_and_is_said_to() -> None:
-    config = resolve(EngineOptions("m", slo=Slo(tpot=0.05)), TINY_V2, LAPTOP)
-    assert config.slo == Slo(tpot=0.05)
-    (choice,) = [c for c in config.choices if c.option == "step_target"]
-    assert choice.value == "50ms" and "TPOT" in choice.reason
-    assert all(
-        c.option != "step_target" for c in resolve(EngineOptions("m", slo=Slo(ttft=1.0)), TINY_V2, LAPTOP).choices
-    )
+def test_targets_bound_the_step_and_are_said_to() -> None:
+    def told(**options: object) -> tuple[float | None, dict[str, str]]:
+        config = resolve(EngineOptions("m", **options), TINY_V2, LAPTOP)  # type: ignore[arg-type]
+        return config.step_target, {c.option: c.value for c in config.choices if "target" in c.option}
+
+    assert told() == (None, {})
+    assert told(step_target=0.1) == (0.1, {})
+    assert told(slo=Slo(ttft=1.0), step_target=0.4) == (0.25, {"step_target": "250ms"})
+    assert told(slo=Slo(tpot=0.05), step_target=0.1) == (0.1, {"decode_step_target": "50ms"})
+    assert told(slo=Slo(2.0, 0.05)) == (0.5, {"step_target": "500ms", "decode_step_target": "50ms"})
 
 
 def test_the_cache_is_said_to_be_as_large_as_it_is() -> None:

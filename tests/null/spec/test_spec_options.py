@@ -25,6 +25,7 @@ ALL = {
     "store_size": "20GiB",
     "host_cache_size": "0",
     "slo": "ttft=2s,tpot=50ms",
+    "step_target": "250ms",
 }
 
 
@@ -35,6 +36,7 @@ def test_every_option_can_be_given() -> None:
     assert options.kv_cache_memory_bytes == 20 * 2**30
     assert options.enable_prefix_caching is False and options.dtype == "bfloat16"
     assert options.slo == Slo(ttft=2.0, tpot=0.05)
+    assert options.step_target == 0.25
 
 
 def test_defaults_leave_choices_open() -> None:
@@ -141,3 +143,16 @@ def test_targets_are_read_and_shown_again(text: str, slo: Slo) -> None:
 def test_what_is_no_target_is_refused_by_name(text: str) -> None:
     with pytest.raises(ConfigError, match="slo: "):
         from_mapping({"model": "m", "slo": text})
+
+
+@pytest.mark.parametrize(
+    ("given_", "seconds"), [("none", None), ("auto", None), (".5s", 0.5), (2, 2.0), ("1 min", 60.0)]
+)
+def test_a_steps_target_is_a_duration_or_none(given_: object, seconds: float | None) -> None:
+    assert from_mapping({"model": "m", "step_target": given_}).step_target == seconds
+
+
+@pytest.mark.parametrize("given_", ["", "fast", "0ms", 0, -1, True, float("nan"), float("inf"), "100"])
+def test_what_is_no_duration_is_refused(given_: object) -> None:
+    with pytest.raises(ConfigError, match="step_target: "):
+        from_mapping({"model": "m", "step_target": given_})
