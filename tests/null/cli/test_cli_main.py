@@ -12,7 +12,7 @@ import pytest
 from longread.cli import main as cli
 from longread.cli.plan import find_spec
 from longread.cli.serve import ENCODINGS, engine_options, server_options
-from longread.spec.config import EngineOptions
+from longread.spec.config import EngineOptions, Slo
 from longread.spec.errors import ConfigError
 
 Capture = pytest.CaptureFixture[str]
@@ -177,7 +177,9 @@ def test_plan_takes_short_names(given: str, label: str) -> None:
 
 
 def test_serve_options_become_engine_and_server_options(tmp_path: Path) -> None:
-    assert engine_options(parse("serve", "ckpt")) == EngineOptions(model="ckpt")
+    assert engine_options(parse("serve", "ckpt")) == EngineOptions(model="ckpt", step_target=0.1)
+    bounded = engine_options(parse("serve", "ckpt", "--slo", "ttft=2s,tpot=50ms", "--step-target", "none"))
+    assert (bounded.slo, bounded.step_target) == (Slo(2.0, 0.05), None)
     keys = tmp_path / "keys"
     keys.write_text("one\n\ntwo\n")
     args = parse(
