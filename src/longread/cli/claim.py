@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from longread.plan.claims.claim import Claim
 
-_OPTIONS = ("isl", "osl", "concurrency", "suffix", "tier", "engine", "percentile")
+_OPTIONS = ("isl", "osl", "concurrency", "suffix", "tier", "engine")
 
 
 def add_parser(commands: "_SubParsersAction[Parser]", name: str) -> None:
@@ -65,12 +65,13 @@ def run(args: argparse.Namespace) -> int:
 def claim_from(args: argparse.Namespace) -> "Claim":
     """Text and options together. Raises ConfigError where they differ, or where neither says what is needed."""
     from longread.plan.claims.claim import Claim
-    from longread.plan.claims.text import read_words, with_models
+    from longread.plan.claims.text import parse_percentile, read_words, with_models
 
     claim = read_words(args.text) if args.text is not None else Claim((), ())
     given = {name: getattr(args, name) for name in _OPTIONS if getattr(args, name) is not None}
     given |= {"state": args.state} if args.state else {}
     given |= {"cached": args.prefix} if args.prefix is not None else {}
+    given |= {"percentile": parse_percentile(args.percentile)} if args.percentile is not None else {}
     given |= _measured(args) | _named(args)
     for name, value in given.items():
         said = getattr(claim, name)

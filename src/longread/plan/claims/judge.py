@@ -12,6 +12,7 @@ from longread.spec.errors import ConfigError
 from longread.spec.hardware import Hardware
 from longread.spec.model import ModelSpec
 
+_ROUNDED = 0.006  # shares are given in whole percent
 _MOST = {"isl": 1e9, "osl": 1e9, "ttft": 1e9, "tpot": 1e9, "concurrency": 1e5, "suffix": 1e9, "tokens/s": 1e12}
 
 
@@ -43,6 +44,15 @@ def check(claim: Claim) -> None:
         raise ConfigError(f"a prefix of {claim.cached:.3g} is outside 0..1 (0.98 or 98%)")
     if claim.suffix is not None and claim.isl is not None and claim.suffix > claim.isl:
         raise ConfigError(f"a suffix of {claim.suffix:,} tokens is longer than the whole prompt of {claim.isl:,}")
+    if claim.suffix is not None and claim.cached is not None and claim.isl is not None:
+        told = claim.isl - int(claim.isl * claim.cached)
+        if abs(told - claim.suffix) > max(_ROUNDED * claim.isl, 1):
+            raise ConfigError(
+                f"a prefix of {claim.cached:.3g} leaves {told:,} of {claim.isl:,} tokens new, and the suffix is "
+                f"{claim.suffix:,}; drop one of them"
+            )
+    if claim.state == "warm" and (claim.cached == 0 or (claim.suffix is not None and claim.suffix == claim.isl)):
+        raise ConfigError("the claim says warm, and that nothing of the prompt was read before; drop one of them")
     if claim.state == "cold" and (claim.cached or (claim.suffix is not None and claim.suffix != claim.isl)):
         raise ConfigError("the claim says cold, and that part of the prompt was read before; drop one of them")
     for name, most in _MOST.items():

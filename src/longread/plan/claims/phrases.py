@@ -28,7 +28,7 @@ _LINK_WORDS = _any(
     """of in at is was to a the as under below only within latency time about just 仅 只 要 为 是 约 延迟
     时延 时间 达 达到 降到 低至 以内 内 不到 小于 在 平均 需"""
 )
-LINK = rf"(?:\s|[:=<>~≈≤≥]|{_LINK_WORDS}|p\d\d)*"
+LINK = rf"(?:\s|[:=<~≈≤]|{_LINK_WORDS}|p\d\d)*"
 _LATENCY = r"(?:\s*(?:延迟|时延|时间))?"
 FIRST = (
     r"(?:ttft|(?:time[- ]to[- ])?first[- ]tokens?(?:[- ](?:latency|time))?"
@@ -45,6 +45,9 @@ EACH_TIME = (
     _re(DURATION, r"\s*(?:/\s*(?:tokens?|tok|字)|(?:的|per|each|a|of|\s)*", EACH, r"|(?:per|a|each|every)\s+tokens?)"),
 )
 ANY_TIME = _re(DURATION)
+LONGER = _re(
+    r"(?:[>≥]\s*=?|\bover\b|\babove\b|more than|at least|no less than|超过|大于|高于|不低于|至少)\s*", DURATION
+)
 
 SCALE = r"(k|m|b|千|万|百万|亿)"
 LENGTH = rf"({NUMBER})\s*{SCALE}?"
@@ -104,7 +107,7 @@ IN_LENGTH = (
 )
 
 STRATEGY = _re(r"(?<![a-z])((?:(?:(?:tp|pp|cp|dp|ep)\s*=?\s*\d+|ep)(?:\b|(?<=\d)|_)\s*[-+/_, ]?\s*)+)(?![\da-z])")
-PERCENTILE = _re(r"(?<![a-z])(p\d{2}(?:\.\d+)?|median|mean|average|平均|中位数?)")
+PERCENTILE = _re(r"(?<![a-z])(p\d{2,}(?:\.\d+)?|median|mean|average|平均|中位数?)")
 ENGINE = _re(r"(?<![a-z])(vllm|sglang|longread)(?:\s*v?\d+\.\d+(?:\.\d+)?(?:rc\d+)?)?")
 STATE = (
     (

@@ -60,6 +60,11 @@ def read_words(text: str) -> Claim:
     if len(text) > LONGEST:
         raise ConfigError(f"a claim of {len(text):,} characters; at most {LONGEST:,} are read")
     t = _Text(_normal(text))
+    longer = p.LONGER.search(t.rest)
+    if longer is not None:
+        raise ConfigError(
+            f"{longer[0]!r}: a claim is of a time that is kept, and this is one that is exceeded; write the time alone"
+        )
     claim = Claim((), (), text=text.strip())
     claim = replace(claim, hardware=find_hardware(t), specs=find_models(t))
     claim = _strategy(t, claim)
@@ -115,6 +120,15 @@ def parse_time(name: str, text: str) -> float:
     if match is None or to_seconds(match[1], match[2]) <= 0:
         raise ConfigError(f"{name}: {text[:40]!r} is no time above 0; write such as 168ms or 2s")
     return to_seconds(match[1], match[2])
+
+
+def parse_percentile(word: str) -> str:
+    """*mean*, or such as *p99.9*. Raises ``ConfigError`` for anything else."""
+    word = _normal(word[:40])
+    word = {"平均": "mean", "average": "mean", "中位": "p50", "中位数": "p50", "median": "p50"}.get(word, word)
+    if word != "mean" and (re.fullmatch(r"p\d{1,2}(\.\d{1,4})?", word) is None or float(word[1:]) == 0):
+        raise ConfigError(f"percentile: {word!r} is none; write p1 to p99.99, median or mean")
+    return word
 
 
 def parse_rate(name: str, text: str) -> TokenRate:
@@ -282,14 +296,7 @@ def _flags(t: _Text, claim: Claim) -> Claim:
         t.understood.append(f"engine {engine[1]}")
     percentile = t.take(p.PERCENTILE)
     if percentile is not None:
-        word = percentile[1]
-        changes["percentile"] = {
-            "平均": "mean",
-            "average": "mean",
-            "中位": "p50",
-            "中位数": "p50",
-            "median": "p50",
-        }.get(word, word)
+        changes["percentile"] = parse_percentile(percentile[1])
         t.understood.append(f"percentile {changes['percentile']}")
     return replace(claim, **changes)  # type: ignore[arg-type]
 
