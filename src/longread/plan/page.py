@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from longread.plan import page_charts as charts
-from longread.plan.calibrate import Factors, Held, leave_one_out, median_error
+from longread.plan.calibrate import Factors, Held, leave_one_out
 from longread.plan.candidate import Candidate, Refusal, SearchResult
 from longread.plan.deployment import Workload
 from longread.plan.estimate import Estimate
@@ -15,6 +15,7 @@ from longread.plan.figures import gib, length, rate, seconds, span, summary
 from longread.plan.gpu_memory import CONCURRENCIES, CONTEXTS, triangle
 from longread.plan.page_style import STYLE
 from longread.plan.published import left_out
+from longread.plan.runs_report import published_summary
 from longread.spec.hardware import Figure, Hardware
 
 SHOWN = 12  # plans in the ranked table; the rest is counted
@@ -245,17 +246,13 @@ def _published(held: Sequence[Held]) -> str:
                 escape(h.run.source),
             )
         )
-    fitted = [h for h in held if h.run.fit]
-    said = (
-        f"{len(held)} runs; the {len(fitted)} that calibrate have a median error of {median_error(held):.0%} when left "
-        f"out, {sum(h.holds for h in fitted)} of them inside the interval."
-    )
+    said = "<br>".join(escape(line) for line in published_summary(tuple(held)).splitlines())
     head = ("run", "deployment", "measured", "predicted without it", "", "source")
     caption = "Published and own measured runs, each predicted from the others"
     others = "".join(f"<li>{escape(what)}: {escape(why)}</li>" for what, why in left_out())
     return (
         f"{_figure('Published runs and predictions', charts.published(held)).removesuffix('</section>')}"
-        f"<p>{escape(said)}</p>\n<details><summary>All runs</summary>\n{_table(head, rows, caption)}\n"
+        f"<p>{said}</p>\n<details><summary>All runs</summary>\n{_table(head, rows, caption)}\n"
         f"<p>Not in the table:</p><ul>{others}</ul></details>\n</section>"
     )
 

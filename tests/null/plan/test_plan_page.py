@@ -137,6 +137,7 @@ def test_the_page_says_everything_that_it_should() -> None:
         assert figure.source in text
     for refusal in found.infeasible:
         assert refusal.what.split(",")[0] in text
+    assert "7 constants were set by hand" in text
     assert 'name="viewport"' in text
     assert "prefers-color-scheme:dark" in text
     assert "floor" in text
