@@ -443,3 +443,16 @@ def test_text_and_json_hold_the_same() -> None:
     for found in v.cases[0].findings:
         for line in (*found.reasons, *found.arithmetic, *found.conditions):
             assert " ".join(line.split()) in joined
+
+
+def test_the_verdict_comes_first_and_what_machines_share_is_said_once() -> None:
+    v = verdict("168 ms TTFT at 512K, 100 concurrent, 8xH20, V3.2")
+    lines = claim_text(v).splitlines()
+    assert lines[:2] == ["verdict: only if", "  DeepSeek-V3.2 on 8xH20-96 and 8xH20-141: only if"]
+    assert len([line for line in lines if "PFLOP / (8 x" in line]) == len(
+        [line for line in v.cases[0].finding(COLD).arithmetic if "PFLOP / (8 x" in line]
+    )
+    assert any(line.strip().startswith("= 8xH20-96: 8 x 102 GB usable") for line in lines)
+    assert any(line.strip().startswith("= 8xH20-141: 8 x 150 GB usable") for line in lines)
+    one = len(claim_text(verdict("168 ms TTFT at 512K, 100 concurrent, 8xH20-96, V3.2")).splitlines())
+    assert len(lines) < 1.4 * one

@@ -1,10 +1,11 @@
 """A verdict as text for the screen and as JSON."""
 
 import textwrap
+from itertools import groupby
 from typing import Any
 
 from longread.plan.claims.claim import Case, Claim, Finding, Outcome, Verdict
-from longread.plan.claims.words import amount
+from longread.plan.claims.words import amount, many
 from longread.plan.estimate import Estimate
 
 SCHEMA = "longread.claim/1"
@@ -14,20 +15,21 @@ Json = dict[str, Any]
 
 
 def claim_text(verdict: Verdict) -> str:
-    """Lines of at most 100 characters."""
+    """The verdict, then why, in lines of at most 100 characters. What several machines share is said once."""
     claim = verdict.claim
-    lines = [f"claim: {claim.text}"] if claim.text else []
+    groups = [list(cases) for _, cases in groupby(verdict.cases, lambda case: case.model)]
+    lines = [f"verdict: {verdict.outcome}", *(line for cases in groups for line in _outcomes(cases))]
+    lines += [f"claim: {claim.text}"] if claim.text else []
     lines += [f"understood: {'; '.join(claim.understood)}"] if claim.understood else []
     lines += [f"assumed: {one}" for one in claim.assumed]
-    for case in verdict.cases:
-        lines += ["", *_case_lines(case)]
+    for cases in groups:
+        lines += ["", *_case_lines(cases)]
     for title, items in (
         ("other meanings of the same words", verdict.other_meanings),
         ("what would settle it", verdict.measurement),
         ("what to ask", verdict.questions),
     ):
         lines += ["", f"{title}:", *(f"  - {item}" for item in items)] if items else []
-    lines += ["", f"verdict: {verdict.outcome}"]
     return "\n".join(_wrapped(line) for line in lines)
 
 
@@ -37,16 +39,50 @@ def _wrapped(line: str) -> str:
     return textwrap.fill(line, _WIDTH, subsequent_indent=" " * hanging, break_on_hyphens=False)
 
 
-def _case_lines(case: Case) -> list[str]:
-    lines = [f"{case.model} on {case.hardware}: {case.outcome.upper()}"]
-    lines += [f"  note: {note}" for note in case.notes]
-    for found in case.findings:
-        lines += [f"  {found.aspect}: {found.outcome}", f"    {figures(found)}"]
-        lines += [f"    why: {reason}" for reason in found.reasons]
-        lines += [f"    = {line}" for line in found.arithmetic]
-        lines += ["    true only if:" if found.outcome == "only if" else "    and:"] if found.conditions else []
-        lines += [f"      - {condition}" for condition in found.conditions]
+def _outcomes(cases: list[Case]) -> list[str]:
+    """Of one model: one line for all machines with the same outcome."""
+    found: dict[str, list[str]] = {}
+    for case in cases:
+        found.setdefault(case.outcome, []).append(case.hardware)
+    return [f"  {cases[0].model} on {' and '.join(machines)}: {outcome}" for outcome, machines in found.items()]
+
+
+def _case_lines(cases: list[Case]) -> list[str]:
+    """All that is found of one model; a line that does not hold for every machine names its own."""
+    machines = [case.hardware for case in cases]
+    lines = [f"{cases[0].model} on {' and '.join(machines)}"]
+    lines += [f"  note: {line}" for line in _merged(machines, [case.notes for case in cases])]
+    said: set[str] = set()
+    for aspect in dict.fromkeys(found.aspect for case in cases for found in case.findings):
+        named = [
+            (case.hardware, case.finding(aspect)) for case in cases if any(f.aspect == aspect for f in case.findings)
+        ]
+        lines += _finding_lines(aspect, [name for name, _ in named], [found for _, found in named], said)
     return lines
+
+
+def _finding_lines(aspect: str, machines: list[str], found: list[Finding], said: set[str]) -> list[str]:
+    lines = [f"  {aspect}: {line}" for line in _merged(machines, [(f.outcome,) for f in found])]
+    lines += [f"    {line}" for line in _merged(machines, [(figures(f),) for f in found])]
+    lines += [f"    why: {line}" for line in _merged(machines, [f.reasons for f in found])]
+    lines += [f"    = {line}" for line in _merged(machines, [f.arithmetic for f in found])]
+    conditions = _merged(machines, [f.conditions for f in found])
+    if conditions:
+        lines.append("    true only if:" if any(f.outcome == "only if" for f in found) else "    and:")
+        lines += [f"      - {line}" for line in conditions if line not in said]
+        again = sum(line in said for line in conditions)
+        lines += [f"      - as above: {many(again, 'more condition')}"] if again else []
+        said.update(conditions)
+    return lines
+
+
+def _merged(machines: list[str], lists: list[tuple[str, ...]]) -> list[str]:
+    """Lines of several machines in their order: plain where all have them, else behind the machines that do."""
+    whose: dict[str, list[str]] = {}
+    for machine, lines in zip(machines, lists, strict=True):
+        for line in lines:
+            whose.setdefault(line, []).append(machine)
+    return [line if len(own) == len(machines) else f"{' and '.join(own)}: {line}" for line, own in whose.items()]
 
 
 def figures(found: Finding) -> str:
