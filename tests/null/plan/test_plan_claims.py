@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from longread.plan.calibrate import default_factors, predict
 from longread.plan.cards import parse_hardware
 from longread.plan.claims.claim import Case, Claim, TokenRate, Verdict
 from longread.plan.claims.first_token import COLD, WARM, WARM_SPREAD, WARM_TOGETHER
 from longread.plan.claims.judge import check, judge
 from longread.plan.claims.limits import largest_suffix, suffix_seconds
 from longread.plan.claims.output import INPUT, OUTPUT, PER_STREAM, PER_TOKEN
-from longread.plan.claims.plans import candidates
+from longread.plan.claims.plans import candidates, input_rate
 from longread.plan.claims.report import claim_document, claim_text
 from longread.plan.claims.residency import MEMORY
 from longread.plan.claims.text import parse_claim
@@ -361,6 +362,15 @@ def test_prompt_tokens_faster_than_the_cards_count_cached_ones() -> None:
     assert found.outcome == "only if"
     assert "hit ratio" in found.conditions[0]
     assert case("1m input tok/s cold V3 8xH20-96").outcome == "impossible"
+
+
+def test_prompt_tokens_are_predicted_as_the_calibration_predicts_them() -> None:
+    run = next(r for r in published_runs() if r.metric == "prefill" and r.fit)
+    mine = input_rate(run.isl)(run.deployment)
+    theirs = predict(run, default_factors())
+    assert (mine.low, mine.centre, mine.high) == pytest.approx((theirs.low, theirs.centre, theirs.high))
+    twice = replace(run.deployment, strategy=replace(run.deployment.strategy, replicas=2))
+    assert input_rate(run.isl)(twice).centre == pytest.approx(2 * mine.centre)
 
 
 def test_memory_claims() -> None:

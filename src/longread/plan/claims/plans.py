@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
-from longread.plan.calibrate import default_factors, predict
 from longread.plan.claims.claim import Claim
 from longread.plan.deployment import Deployment, EngineName, ExpertFormat, Strategy, Workload
 from longread.plan.estimate import Estimate
 from longread.plan.gpu_memory import Capacity, capacity_of, gpu_memory
 from longread.plan.peer_capacity import peer_capacity
-from longread.plan.published import Run
+from longread.plan.raw import prefill_rate
+from longread.plan.scaling import scale_for
 from longread.plan.shards import check_strategy
 from longread.plan.space import (
     LARGER_SHARES,
@@ -246,7 +246,8 @@ def input_rate(isl: int) -> Callable[[Deployment], Estimate]:
     """Prompt tokens/s of a machine that is full of prompts of ``isl`` tokens."""
 
     def measure(d: Deployment) -> Estimate:
-        run = Run("claim", "", d, "prefill", 1.0, isl)
-        return predict(run, default_factors()).times(d.strategy.replicas)
+        rate = prefill_rate(d, isl) * d.strategy.replicas
+        scale = scale_for(d, "prefill", lambda other: 1 / prefill_rate(other, isl), None)
+        return Estimate(rate / scale.high, rate / scale.centre, rate / scale.low, scale.provenance, scale.source)
 
     return measure

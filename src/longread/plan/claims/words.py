@@ -2,12 +2,7 @@
 
 import math
 
-
-def seconds(value: float) -> str:
-    for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
-        if value >= factor:
-            return f"{_digits(value / factor)} {unit}"
-    return f"{_digits(value * 1e9)} ns" if value > 0 else "0 s"
+from longread.plan.figures import seconds as seconds
 
 
 def size(value: float) -> str:
