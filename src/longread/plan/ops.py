@@ -152,9 +152,7 @@ def _weight_ops(d: Deployment, local: float, tokens: float, *, prompt: bool) -> 
     """Products with weights: ``local`` rows meet the linears of one card, ``tokens`` the experts of the stage."""
     spec, m, s = d.spec, matrices(d.spec, prompt), d.strategy
     own = m.split / attention_ranks(d) + m.whole + m.router + m.hyper + m.engram
-    dense = (
-        m.dense / attention_ranks(d) / s.cp
-    )  # dense and shared FFNs: cp cuts them further, and all its rows meet there
+    dense = m.dense / attention_ranks(d) / s.cp  # FFNs of all tokens: cp cuts them further, and all its rows meet there
     flops = 2 * (own * local + dense * local * (s.cp if prompt else 1))
     one = 1.0 if spec.quant is not None else _plain_bytes(spec)
     moved = (own + dense - m.plain) * one + m.plain * _plain_bytes(spec)

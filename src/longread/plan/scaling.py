@@ -64,7 +64,7 @@ def _table() -> tuple[Card, ...]:
 
 
 def _beats(fast: Card, slow: Card) -> bool:
-    if any(rate not in fast.flops or rates(fast, rate) < figure.value for rate, figure in slow.flops.items()):
+    if any(rate not in fast.flops or _rate(fast, rate) < figure.value for rate, figure in slow.flops.items()):
         return False
     if fast.bandwidth.value * reached(fast, "bandwidth") < slow.bandwidth.value:
         return False
@@ -72,6 +72,6 @@ def _beats(fast: Card, slow: Card) -> bool:
     return all(s is None or (f is not None and f.value >= s.value) for f, s in pairs)
 
 
-def rates(fast: Card, rate: str) -> float:
+def _rate(one: Card, rate: str) -> float:
     """FLOP/s of a peak, corrected by what this very card was measured at."""
-    return fast.flops[rate].value * reached(fast, rate)
+    return one.flops[rate].value * reached(one, rate)
