@@ -19,8 +19,9 @@ from longread.plan.frontend import load_seconds
 from longread.plan.gpu_memory import GpuMemory, capacity_of, gpu_memory
 from longread.plan.judging import RULE, binding, dominant, lost, missed, ranked, verdicts
 from longread.plan.peer_capacity import PeerCapacity, peer_capacity
+from longread.plan.published_memory import against
 from longread.plan.refusals import Refused, grouped, memory_refusal, session_refusal
-from longread.plan.shards import check_strategy
+from longread.plan.shards import check_strategy, weight_bytes
 from longread.plan.space import (
     CHUNK,
     LARGER_SHARES,
@@ -339,6 +340,8 @@ def _notes(w: Workload, order: list[Candidate], placed: list[_Placed], factors: 
             yield f"{d.engine} {d.strategy.label} is likely to meet the targets, and {other_checkpoint(d)}"
     if order and missed(order[0]):
         yield _instead(w, order, placed, factors)
+    if order:
+        yield from _of_memory(order[0], w)
     if any(not c.runs_today for c in order):
         yield (
             "longread on GPUs is a prediction: its GPU backends do not exist yet, so it ranks behind engines that "
@@ -346,6 +349,17 @@ def _notes(w: Workload, order: list[Candidate], placed: list[_Placed], factors: 
         )
     if order and not any(c.runs_today for c in order):
         yield "no engine that runs on this hardware today is among them"
+
+
+def _of_memory(best: Candidate, w: Workload) -> Iterable[str]:
+    """What others report that speaks against this plan, and what a drafter would take: none is loaded."""
+    d = best.deployment
+    for fact in against(d.spec, d.hardware, w.isl + w.osl, min(best.sessions, w.concurrency)):
+        yield fact.words
+    drafter = weight_bytes(d, drafter=True).get("drafter", 0)
+    if drafter and best.runs_today and d.hardware.card.architecture != "cpu":
+        name = "DSpark" if d.spec.dspark is not None else "MTP"
+        yield f"no drafter is loaded or counted: {name}'s weights would take {gib(drafter)} a card, and its cache more"
 
 
 def _instead(w: Workload, order: list[Candidate], placed: list[_Placed], factors: Factors) -> str:

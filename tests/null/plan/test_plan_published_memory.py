@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 
 from longread.plan.cards import parse_hardware
+from longread.plan.deployment import Workload
 from longread.plan.gpu_memory import gpu_memory
 from longread.plan.peer_capacity import peer_capacity
 from longread.plan.published_memory import MemoryFact, against, memory_facts
-from longread.plan.space import LARGER_SHARES, SHARE
+from longread.plan.search import search
+from longread.plan.space import LARGER_SHARES, SHARE, Fixed
 from longread.spec.releases import release
 
 
@@ -57,3 +59,17 @@ def test_a_report_concerns_models_of_the_same_size_on_the_same_machine() -> None
     assert [f.fits for f in against(release("V4-Pro"), large, 1_000_000, 2)] == [1]
     assert not against(release("V4-Pro"), large, 1_000_000, 1)
     assert all("not said" in f.words and f.source in f.words for f in memory_facts())
+
+
+def test_a_plan_says_what_others_report_and_that_no_drafter_is_loaded() -> None:
+    one = Workload(131072, 512)
+    r = search(release("V3.1"), parse_hardware("8xH20-96"), one, engines=("sglang",), fixed=Fixed(tp=8, dp=1, ep=False))
+    assert any("ran out of memory at 128K" in note for note in r.notes)
+    best = r.feasible[0]
+    assert best.deployment.cache == "fp8" or (best.deployment.memory_share, best.deployment.chunk) == (0.98, 2048)
+    assert any("no drafter is loaded or counted: MTP" in note for note in r.notes)
+    big, machine = release("V4-Pro-0813"), parse_hardware("8xH20-141")
+    two = search(big, machine, Workload(1_048_000, 512, concurrency=2), engines=("sglang",))
+    assert any("only batch 1 fits" in note for note in two.notes) == (two.feasible[0].sessions > 1)
+    assert any("DSpark" in note and "GiB" in note for note in two.notes)
+    assert not any("published for" in note for note in search(big, machine, Workload(8192, 512)).notes)
