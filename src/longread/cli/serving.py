@@ -76,7 +76,7 @@ def serve_checkpoint(
     workers = Workers(COMMAND, task_of(resolved), step_timeout=http.step_timeout)
     driver = EngineDriver(
         lambda: _with_shelf(workers.make(), resolved, shelf),
-        admission=Admission(http.limits, resolved.slo),
+        admission=Admission(http.limits, resolved.slo, resolved.step_target),
         observer=metrics,
         restarts=Restarts(),
     )

@@ -18,7 +18,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from longread.server.backlog import MAX_KNOWN_PAGES, Backlog, KnownPages, Progress, Unread
 from longread.server.limits import TIMEOUTS, Limits
@@ -32,7 +32,10 @@ logger = logging.getLogger("longread.server")
 
 REASONS = ("queue_full", "queued_tokens", "predicted_wait", "deadline")
 REFERENCE_TOKENS = 4096  # the prompt that rates are told for; longer ones are read more slowly
-LEAST_TOKENS = 32  # prompt tokens that a step carries whatever its target is, as in engine/policy
+# Prompt tokens that a step carries whatever its target is, and the least target without an SLO in times of a step's
+# launch: as in the engine's policy and schedule, which the server may not import. A test holds them together.
+LEAST_TOKENS = 32
+STEP_LAUNCHES = 10
 MAX_RETRY_SECONDS = 600
 SPREAD_SECONDS = 30.0
 GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples are spread evenly over 0..1, however many there are
@@ -45,24 +48,34 @@ PROGRESS_STEPS = 4  # a prompt of more steps than that is followed while it is r
 @dataclass(frozen=True, slots=True)
 class Pace:
     """How fast prompts are read: with steps of ``budget`` tokens that cost ``cost``, beside ``decodes`` (rows, tokens
-    of their contexts), no longer than ``tpot`` seconds where something decodes.
+    of their contexts), no longer than ``slo`` and ``step_target`` (seconds) have the schedule make them.
     """
 
     cost: StepCost
     budget: int
     decodes: tuple[int, int] = (0, 0)
-    tpot: float | None = None
+    slo: Slo = field(default_factory=Slo)
+    step_target: float | None = None
 
     def rate(self) -> float:
         """Prompt tokens a second; ``inf`` where nothing costs time."""
         prefix = REFERENCE_TOKENS // 2
         tokens = max(self.budget - self.decodes[0], 1)
         beside = self.cost.seconds(self.decodes)
-        if self.tpot is not None and self.decodes[0]:
-            within = self.cost.tokens_within(self.tpot - beside, prefix)
-            tokens = int(min(tokens, max(within, LEAST_TOKENS)))
+        target = self._target()
+        if target is not None:
+            least = max(LEAST_TOKENS, math.ceil(self.cost.launch / self.cost.token) if self.cost.token > 0 else 0)
+            tokens = int(min(tokens, max(self.cost.tokens_within(target - beside, prefix), least)))
         seconds = self.cost.seconds(self.decodes, [(tokens, prefix)])
         return tokens / seconds if seconds > 0 else math.inf
+
+    def _target(self) -> float | None:
+        targets = [self.slo.tpot] if self.decodes[0] else []
+        if self.slo.step is not None:
+            targets.append(self.slo.step)
+        elif self.step_target is not None:
+            targets.append(max(self.step_target, STEP_LAUNCHES * self.cost.launch))
+        return min((each for each in targets if each is not None), default=None)
 
 
 class ReturnTimes:
@@ -83,15 +96,20 @@ class ReturnTimes:
 
 
 class Admission:
-    """The books of what was accepted, and the decision. ``slo``: the targets that the engine was given. ``limits`` may
+    """The books of what was accepted, and the decision. ``slo``, ``step_target``: the engine's targets. ``limits`` may
     be replaced at any time; what is in flight stays. ``clock``: seconds, for who was told when to come back.
     """
 
     def __init__(
-        self, limits: Limits | None = None, slo: Slo | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        limits: Limits | None = None,
+        slo: Slo | None = None,
+        step_target: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ):
         self.limits = limits or Limits()
         self._slo = slo or Slo()
+        self._step_target = step_target
         self._returns = ReturnTimes(clock)
         self._backlog = Backlog()
         self._known = KnownPages()
@@ -226,7 +244,7 @@ class Admission:
 
     def _pace(self, info: EngineInfo, cost: StepCost, idle: bool = False) -> Pace:
         decodes = (0, 0) if idle else (min(len(self._reading), info.max_num_seqs), self._context)
-        return Pace(cost, info.max_num_batched_tokens, decodes, self._slo.tpot)
+        return Pace(cost, info.max_num_batched_tokens, decodes, self._slo, self._step_target)
 
     def _wait(self, unread: Sequence[Unread], info: EngineInfo, cost: StepCost) -> tuple[float, float]:
         """Seconds until a call's first prompt is being read beside nothing that comes before it, and of these how many

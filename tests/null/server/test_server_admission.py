@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from longread.engine import policy
+from longread.engine import policy, scheduler
 from longread.server import admission as admitting
 from longread.server.admission import SPREAD_SECONDS, Admission, Pace
 from longread.server.backlog import WEIGHTS, Backlog, KnownPages, Unread
@@ -45,6 +45,7 @@ def end(name: str, times: RequestTimes | None = None, reuse: Reuse | None = None
 def test_it_counts_as_the_schedule_does() -> None:
     assert dict(zip(policy.LEVELS, policy.WEIGHTS, strict=True)) == WEIGHTS
     assert policy.LEAST_TOKENS == admitting.LEAST_TOKENS
+    assert scheduler.STEP_LAUNCHES == admitting.STEP_LAUNCHES
 
 
 class World:
@@ -334,9 +335,13 @@ def test_the_pace_beside_decodes_and_under_a_target() -> None:
     assert idle == pytest.approx(2048 / (1e-3 + 2048e-4))
     beside = Pace(COST, 2048, (100, 0)).rate()
     assert beside == pytest.approx(1948 / (1e-3 + 100e-4 + 1948e-4))
-    short = Pace(COST, 2048, (100, 0), tpot=0.05).rate()
+    short = Pace(COST, 2048, (100, 0), Slo(tpot=0.05)).rate()
     assert short == pytest.approx(390 / 0.05, rel=0.01)
-    assert Pace(COST, 2048, (100, 0), tpot=1e-6).rate() == pytest.approx(32 / (1e-3 + 100e-4 + 32e-4))
+    assert Pace(COST, 2048, (0, 0), Slo(tpot=0.05)).rate() == idle
+    assert Pace(COST, 2048, (100, 0), Slo(tpot=1e-6)).rate() == pytest.approx(32 / (1e-3 + 100e-4 + 32e-4))
+    assert Pace(COST, 2048, slo=Slo(ttft=0.2)).rate() == pytest.approx(490 / 0.05, rel=0.01)  # a quarter of it
+    assert Pace(COST, 2048, step_target=0.03).rate() == pytest.approx(290 / 0.03, rel=0.01)
+    assert Pace(COST, 2048, step_target=1e-6).rate() == pytest.approx(90 / 0.01, rel=0.01)
     assert Pace(StepCost(), 2048).rate() == float("inf")
 
 

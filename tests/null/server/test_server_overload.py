@@ -48,7 +48,11 @@ class Clock:
     """The engine and its clients. ``prompts``: lengths to draw from."""
 
     def __init__(self, limits: Limits, slo: Slo, rate: float, prompts: list[int], seed: int = 0):
-        self.admission, self.rng, self.prompts = Admission(limits, slo, lambda: self.now), random.Random(seed), prompts
+        self.admission, self.rng, self.prompts = (
+            Admission(limits, slo, clock=lambda: self.now),
+            random.Random(seed),
+            prompts,
+        )
         self.now, self.turn, self.names = 0.0, 0, 0
         self.events: list[tuple[float, int, int]] = []  # (when, tie, prompt tokens): a client asks, or asks again
         self.running: list[Running] = []
