@@ -284,7 +284,7 @@ def claim_of(run: Run, value: float) -> Claim:
     if run.metric == "ttft":
         new = run.isl - run.cached
         warm = {"state": "warm", "suffix": new} if run.cached else {"state": "cold"}
-        return replace(claim, ttft=value, concurrency=run.groups if run.groups > 1 else None, **warm)  # type: ignore[arg-type]
+        return replace(claim, ttft=value, concurrency=run.groups if run.groups > 1 else None, **warm)
     if run.metric == "tpot":
         return replace(claim, tpot=value, concurrency=run.batch)
     if run.metric == "prefill":
