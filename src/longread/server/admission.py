@@ -1,8 +1,7 @@
 """Whether a request is accepted: decided before any work is done for it, from what waits and what a step costs.
 
-Knows limits, counts, and seconds that others measured; must not know threads or HTTP. What is refused
-leaves nothing behind. A refusal names the limit and the value, and says when there will be room as far as the step cost
-can tell.
+Knows limits, counts, and seconds that others measured; must not know threads or HTTP. What is refused leaves nothing
+behind. A refusal names the limit and the value, and says when there will be room as far as the step cost can tell.
 
 The wait of a new prompt is predicted as the time in which the prompts that come before it are read, beside what decodes
 now, and, where no slot is free, the time until enough of the running requests end. Under ``--slo ttft=`` an interactive
@@ -36,13 +35,14 @@ REFERENCE_TOKENS = 4096  # the prompt that rates are told for; longer ones are r
 # launch: as in the engine's policy and schedule, which the server may not import. A test holds them together.
 LEAST_TOKENS = 32
 STEP_LAUNCHES = 10
+LEAST_RATE = 1e-6
 MAX_RETRY_SECONDS = 600
 SPREAD_SECONDS = 30.0
 GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples are spread evenly over 0..1, however many there are
 USUAL_RATE = 0.1  # weight of the newest request in the mean prompt
 HOLD_RATE = 0.1  # weight of the newest ended request in the mean time that one keeps its slot
 TOLD_CHANGE = 0.25  # of a derived limit: more is worth a line in the log
-PROGRESS_STEPS = 4  # a prompt of more steps than that is followed while it is read
+FOLLOWED_TOKENS = 1024  # a prompt of more is followed while it is read
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +58,16 @@ class Pace:
     step_target: float | None = None
 
     def rate(self) -> float:
-        """Prompt tokens a second; ``inf`` where nothing costs time."""
+        """Prompt tokens a second, above 0; ``inf`` where nothing costs time."""
         prefix = REFERENCE_TOKENS // 2
         tokens = max(self.budget - self.decodes[0], 1)
         beside = self.cost.seconds(self.decodes)
         target = self._target()
         if target is not None:
-            least = max(LEAST_TOKENS, math.ceil(self.cost.launch / self.cost.token) if self.cost.token > 0 else 0)
+            least = max(LEAST_TOKENS, self.cost.launch / self.cost.token if self.cost.token > 0 else 0)
             tokens = int(min(tokens, max(self.cost.tokens_within(target - beside, prefix), least)))
         seconds = self.cost.seconds(self.decodes, [(tokens, prefix)])
-        return tokens / seconds if seconds > 0 else math.inf
+        return max(tokens / seconds, LEAST_RATE) if seconds > 0 else math.inf
 
     def _target(self) -> float | None:
         targets = [self.slo.tpot] if self.decodes[0] else []
@@ -153,10 +153,10 @@ class Admission:
         self._check_count(anybody, info, cost)
         self._check_tokens(anybody, info, cost)
 
-    def wants_progress(self, request: GenerationRequest, info: EngineInfo) -> bool:
+    def wants_progress(self, request: GenerationRequest) -> bool:
         """Whether it matters how far an accepted request's prompt is before it is read."""
         unread = self._backlog.get(request.request_id)
-        return unread is not None and unread.tokens > PROGRESS_STEPS * info.max_num_batched_tokens
+        return unread is not None and unread.tokens > FOLLOWED_TOKENS
 
     def follow(self, request_id: str, progress: Progress) -> None:
         """From where to learn how far an accepted request's prompt is."""

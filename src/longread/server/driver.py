@@ -233,7 +233,7 @@ class EngineDriver:
         for request in requests:
             self._live[request.request_id] = _Live(request, subscription)
             self._put(request)
-            self._follow(request, info)
+            self._follow(request)
         self._idle.clear()
         return subscription
 
@@ -253,10 +253,10 @@ class EngineDriver:
                 self._observer.rejected(count, error.code or "")
             raise
 
-    def _follow(self, request: GenerationRequest, info: EngineInfo) -> None:
+    def _follow(self, request: GenerationRequest) -> None:
         """Start its time limits, and watch its progress where that matters."""
         limits, progress = self.admission.limits, None
-        if limits.queue_timeout is not None or self.admission.wants_progress(request, info):
+        if limits.queue_timeout is not None or self.admission.wants_progress(request):
             progress = self.watch(request.request_id)
             self.admission.follow(request.request_id, progress)
         self._deadlines.start(request, limits, progress)

@@ -133,6 +133,40 @@ def test_no_more_than_the_limits_and_room_when_it_says_so(
     assert (world.admission.in_flight, world.admission.queued_tokens) == (0, 0)
 
 
+seconds = st.sampled_from([0.0, 1e-300, 1e-9, 1e-3, 1.0, 1e300])
+timeouts = st.sampled_from([None, 1e-6, 1.0, 86400.0])
+
+
+@given(
+    cost=st.none() | st.builds(StepCost, *[seconds] * 6),
+    limits=st.builds(
+        Limits, st.sampled_from([None, 0, 5]), st.sampled_from([None, 1, 10**9]), timeouts, timeouts, timeouts
+    ),
+    slo=st.builds(Slo, timeouts, timeouts),
+    step_target=timeouts,
+    arrivals=st.lists(prompts, min_size=1, max_size=8),
+    slots=st.sampled_from([1, 3, 1000]),
+)
+def test_whatever_is_measured_and_asked_for_it_accepts_or_says_when(
+    cost: StepCost | None, limits: Limits, slo: Slo, step_target: float | None, arrivals: list, slots: int
+) -> None:
+    admission, info = Admission(limits, slo, step_target), replace(INFO, max_num_seqs=slots)
+    assert admission.told(info, cost)
+    for i, (length, kind, owner) in enumerate(arrivals):
+        wanted = request(f"r{i}", length, PRIORITIES[kind], owner)
+        try:
+            admission.check_room(info, cost)
+            admission.admit([wanted], info, cost)
+            if i % 3 == 1:
+                admission.first_token(wanted.request_id)
+            if i % 3 == 2:
+                admission.ended(end(wanted.request_id, RequestTimes(scheduled=1.0, first_token=2.0, finished=1e6 * i)))
+        except AdmissionError as error:
+            assert error.code in admitting.REASONS
+            assert error.retry_after is not None and 1 <= error.retry_after <= admitting.MAX_RETRY_SECONDS
+        assert all(value is None or value >= 0 for value in admission.outlook(info, cost).values())
+
+
 backlogs = st.lists(prompts, max_size=12)
 
 
