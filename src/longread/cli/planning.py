@@ -17,7 +17,7 @@ from longread.cli.hardware_flags import TOP, refuse_here, refuse_pairs, size, to
 from longread.plan.bench_file import other_kind
 from longread.plan.calibrate import Calibration, Factors, calibrate
 from longread.plan.candidate import Candidate, SearchResult
-from longread.plan.cards import parse_hardware
+from longread.plan.cards import also_called, parse_hardware
 from longread.plan.deployment import Deployment, EngineName, Workload
 from longread.plan.document import SCHEMA, Json, search_document, survey_document
 from longread.plan.figures import seconds, span, summary
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from longread.plan.launch import Options
 
-PIPE_WIDTH = 200
+PIPE_WIDTH = 260  # the ranked table with all its columns
 OSL = 512
 
 
@@ -56,6 +56,9 @@ def run_hardware(args: argparse.Namespace, spec: ModelSpec) -> int:
     if args.html is not None:
         _check_page(args.html)
     hardware = parse_hardware(args.hardware)
+    note = also_called(args.hardware)
+    if note is not None:
+        print(f"longread: note: {note}", file=sys.stderr, flush=True)
     learnt = _calibration(args, spec, hardware)
     quiet = args.json or args.emit is not None
     if learnt is not None and not quiet:

@@ -8,8 +8,9 @@ formula 114.6; V3.2 with 4 layers 45.5, formula 43.9; V3 43.9, formula 42.4. Kno
 from dataclasses import dataclass
 
 from longread.plan.deployment import Deployment
+from longread.spec.hardware import GIB
 
-GIB, MIB = 2**30, 2**20
+MIB = 2**20
 SPARSE_HEADS = (
     64,
     128,

@@ -79,7 +79,8 @@ def _check_load(spec: ModelSpec, w: Workload) -> None:
     if w.isl + w.osl > spec.max_position:
         raise ConfigError(
             f"isl + osl = {w.isl + w.osl:,} tokens, and {spec.label} was made for {spec.max_position:,} "
-            "(max_position_embeddings); ask for less, or for a model with a longer context"
+            f"(max_position_embeddings); osl={w.osl} leaves at most isl={max(spec.max_position - w.osl, 0)}; or take a "
+            "model with a longer context"
         )
     for name, target in (("ttft", w.ttft_target), ("tpot", w.tpot_target)):
         if target is not None and not 0 < target < math.inf:

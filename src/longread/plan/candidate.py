@@ -74,10 +74,6 @@ class Candidate:
         return self.times.load
 
     @property
-    def tpot_alone(self) -> Estimate:
-        return self.times.alone.total
-
-    @property
     def tpot_load(self) -> Estimate:
         return self.times.steady
 

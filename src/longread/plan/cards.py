@@ -52,6 +52,23 @@ def find_card(name: str) -> Card | None:
     return entry.card if entry else None
 
 
+def also_called(text: str) -> str | None:
+    """A note where the name fits several cards (H20 has two sizes) and ``parse_hardware`` takes the first."""
+    name = unicodedata.normalize("NFKC", text).partition("@")[0]
+    while (match := _COUNT.match(name)) is not None:
+        name = name[match.end() :]
+    entry = _by_name().get(_plain(name))
+    if entry is None or _plain(entry.card.name) == _plain(name):
+        return None
+    others = [
+        n for n in card_names() if _plain(n).startswith(_plain(name)) and n.startswith(f"{name.strip().upper()}-")
+    ]
+    if len(others) < 2 or entry.card.name not in others:
+        return None
+    more = " and ".join(n for n in others if n != entry.card.name)
+    return f"{name.strip()} is read as {entry.card.name}; there is {more} too"
+
+
 def parse_hardware(text: str) -> Hardware:
     """A machine: "H200", "8xH20-96", "2x8xH20-96" (two nodes of eight), "cpu" (this machine's), or a TOML file's path.
 
@@ -63,6 +80,8 @@ def parse_hardware(text: str) -> Hardware:
     text = unicodedata.normalize("NFKC", text).strip()  # full-width digits and signs
     if not text:
         raise ConfigError(f"no hardware given; write 8xH20-96, a TOML file, or one of {', '.join(card_names())}")
+    if "://" in text:
+        raise ConfigError(f"{text[:80]!r} is an address; nothing is fetched: give a TOML file that is here")
     if text.lower().endswith(".toml") or (("/" in text or os.sep in text) and "@" not in text):
         return read_machine(Path(text), card)
     shown = text if len(text) <= 80 else text[:77] + "..."

@@ -2,13 +2,13 @@
 
 from longread.plan.deployment import Deployment
 from longread.plan.estimate import Estimate
+from longread.spec.hardware import GIB as GIB
 
-GIB = 2**30
-_TIMES = ((60.0, 1.0, "s"), (1.0, 1.0, "s"), (1e-3, 1e3, "ms"), (1e-6, 1e6, "us"))
+_TIMES = ((1.0, 1.0, "s"), (1e-3, 1e3, "ms"), (1e-6, 1e6, "us"), (0.0, 1e9, "ns"))
 
 
 def seconds(value: float) -> str:
-    """Three figures: 1.23 s, 45.6 ms, 7.89 us, 123 s."""
+    """Three figures: 1.23 s, 45.6 ms, 7.89 us, 0.5 ns, 123 s, 0 s."""
     factor, unit = _unit(value)
     return f"{_three(value * factor)} {unit}"
 
@@ -45,10 +45,10 @@ def summary(d: Deployment) -> str:
 
 
 def _unit(value: float) -> tuple[float, str]:
-    for least, factor, unit in _TIMES:
+    for least, factor, unit in _TIMES if value > 0 else ():
         if value >= least:
             return factor, unit
-    return 1e6, "us"
+    return 1.0, "s"
 
 
 def _two(value: float) -> str:

@@ -13,9 +13,9 @@ from longread.plan.deployment import Deployment
 from longread.plan.shards import cache_share, stage_layers, stage_weights
 from longread.spec.count import fixed_bytes_per_request, kv_bytes_per_token, row_groups
 from longread.spec.errors import ConfigError
+from longread.spec.hardware import GIB as GIB
 from longread.spec.state import PAGE_TOKENS, pages_for, state_groups
 
-GIB = 2**30
 CONTEXTS = (8192, 32768, 131072, 262144, 524288, 1048576)
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64, 128)
 

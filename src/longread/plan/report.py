@@ -12,7 +12,7 @@ from rich.text import Text
 
 from longread.plan.candidate import Candidate, Refusal, SearchResult
 from longread.plan.deployment import Deployment, Workload
-from longread.plan.figures import gib, length, rate, seconds, span
+from longread.plan.figures import GIB, gib, length, rate, seconds, span
 from longread.plan.gpu_memory import Capacity, Cell, GpuMemory
 from longread.plan.peer_capacity import PeerCapacity
 from longread.plan.space import Fixed, cache_formats
@@ -48,16 +48,20 @@ def hardware_line(h: Hardware) -> str:
     """A card's figures, each with its mark."""
     card = h.card
     shown = {name: figure for name, figure in card.flops.items() if name in ("fp4", "fp8", "bf16")} or card.flops
-    rates = [f"{figure.value / 1e12:,.4g} TFLOP/s {name} ({figure.mark})" for name, figure in shown.items()]
+    rates = [f"{_tera(figure.value, 'FLOP/s')} {name} ({figure.mark})" for name, figure in shown.items()]
     parts = [
-        f"{h.total_gpus} x {card.memory.value / 2**30:.1f} GiB ({card.usable.value / 2**30:.1f} usable)",
-        f"{card.bandwidth.value / 1e12:.2g} TB/s ({card.bandwidth.mark})",
+        f"{h.total_gpus} x {card.memory.value / GIB:.1f} GiB ({card.usable.value / GIB:.1f} usable)",
+        f"{_tera(card.bandwidth.value, 'B/s')} ({card.bandwidth.mark})",
         *rates,
     ]
     for name, figure in (("NVLink", card.nvlink), ("PCIe", card.pcie), ("network a machine", h.network)):
         if figure is not None:
             parts.append(f"{name} {figure.value / 1e9:,.0f} GB/s one way ({figure.mark})")
     return "[dim]" + escape(", ".join(parts)) + "[/]"
+
+
+def _tera(value: float, unit: str) -> str:
+    return f"{value / 1e12:,.4g} T{unit}" if value >= 1e12 else f"{value / 1e9:,.4g} G{unit}"
 
 
 def _load(w: Workload) -> str:
@@ -181,7 +185,8 @@ def print_timing(console: Console, title: str, timing: Timing) -> None:
     e = timing.total
     table.add_row("  sum", seconds(e.centre), seconds(e.low), seconds(e.high), e.provenance, style="bold")
     console.print(table)
-    floor = f"physical floor {seconds(e.floor)} ({e.floor / whole:.0%}); " if e.floor else ""
+    cut = "low end cut at the floor; " if e.low > 1.001 * sum(part.low for part in timing.parts.values()) else ""
+    floor = cut + f"physical floor {seconds(e.floor)} ({e.floor / whole:.0%}); " if e.floor else ""
     console.print(f"  [dim]{floor}{escape(e.source)}[/]")
 
 
@@ -274,7 +279,7 @@ def print_triangle(console: Console, cells: Iterable[Cell]) -> None:
 
 
 def _cell(cell: Cell) -> Text:
-    return Text(f"{cell.size / 2**30:,.0f}" + ("" if cell.fits else " no"), "green" if cell.fits else "red")
+    return Text(f"{cell.size / GIB:,.0f}" + ("" if cell.fits else " no"), "green" if cell.fits else "red")
 
 
 def print_survey(console: Console, s: Survey) -> None:

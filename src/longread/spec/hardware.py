@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+GIB = 2**30
 Mark = Literal["vendor sheet", "measured", "derived", "press"]
 Rate = Literal["fp4", "fp8", "int8", "bf16", "tf32", "fp32"]
 Architecture = Literal["ampere", "ada", "hopper", "blackwell", "cpu"]

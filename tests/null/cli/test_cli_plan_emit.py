@@ -125,3 +125,29 @@ def test_a_card_name_with_markup_is_shown_as_it_is(tmp_path: Path, capsys: Captu
         for extra in ([], LOAD):
             assert name in said(["V4-Flash", "--hardware", str(path), *extra], capsys)
     shutil.rmtree(tmp_path)
+
+
+def test_a_name_of_two_cards_is_said(capsys: Capture) -> None:
+    assert cli.main(["plan", "V4-Flash", "--hardware", "8xH20"]) == 0
+    assert "H20 is read as H20-96; there is H20-141 too" in capsys.readouterr().err
+    assert cli.main(["plan", "V4-Flash", "--hardware", "8xH20-96"]) == 0
+    assert capsys.readouterr().err == ""
+    assert cli.main(["plan", "V4-Flash", "--hardware", "http://x.toml"]) == 2
+    assert "is an address" in capsys.readouterr().err
+
+
+def test_the_ranked_table_is_whole_in_a_pipe(capsys: Capture) -> None:
+    assert "\N{HORIZONTAL ELLIPSIS}" not in said([*V4, *HEADLINE], capsys)
+
+
+def test_a_context_that_leaves_no_room_for_an_answer_names_the_longest(capsys: Capture) -> None:
+    assert cli.main(["plan", *V4, "--isl", "1M", "--osl", "512"]) == 2
+    assert "isl=1048064" in capsys.readouterr().err
+
+
+def test_an_amount_means_the_same_to_plan_and_claim(capsys: Capture) -> None:
+    parser = cli.build_parser()
+    for text, value in (("8k", 8000), ("8K", 8192)):
+        plan = parser.parse_args(["plan", "V3", "--isl", text])
+        claim = parser.parse_args(["claim", "--isl", text])
+        assert plan.isl == claim.isl == value

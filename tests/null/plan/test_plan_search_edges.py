@@ -5,8 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from longread.plan import figures
 from longread.plan.candidate import SearchResult
 from longread.plan.cards import parse_hardware
+from longread.plan.claims import words
 from longread.plan.claims.claim import Claim
 from longread.plan.claims.judge import judge
 from longread.plan.claims.limits import granted_floors
@@ -142,3 +144,9 @@ def test_limits_depend_on_the_version_and_the_tier() -> None:
     assert engine_limit(d) is None
     assert "since 0.30" in (engine_limit(d, "0.26.0") or "")
     assert "no cache on disk" in (engine_limit(d, tier="disk") or "")
+
+
+def test_one_formatter_of_times() -> None:
+    shown = [figures.seconds(v) for v in (0, 5e-10, 7.89e-6, 0.0456, 1.234, 123.4)]
+    assert shown == ["0 s", "0.5 ns", "7.89 us", "45.6 ms", "1.23 s", "123 s"]
+    assert words.seconds is figures.seconds

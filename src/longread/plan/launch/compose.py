@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from longread.plan.launch.command import WEIGHTS, Launch, Options, Process, Variable, cache_folder
 from longread.plan.launch.shell import comment, header
 from longread.spec.errors import ConfigError
+from longread.spec.hardware import GIB
 
 _IMAGES = {"vllm": "vllm/vllm-openai:v{version}", "sglang": "lmsysorg/sglang:v{version}"}
 _SHARED_GIB = 32  # /dev/shm for NCCL and the engine's broadcast rings; Docker's 64 MiB stop both
@@ -38,7 +39,7 @@ def _service(launch: Launch, options: Options, p: Process, several: bool) -> lis
     why = "NCCL and the engine's processes talk over shared memory; Docker's default of 64 MiB stops them at start"
     lines += [*comment(why, "    "), f"    shm_size: {_SHARED_GIB}gb"]
     lines += ["    ulimits:"]
-    host = f" (here {launch.host_bytes / 2**30:.0f} GiB of host cache)" if launch.host_bytes else ""
+    host = f" (here {launch.host_bytes / GIB:.0f} GiB of host cache)" if launch.host_bytes else ""
     lines += [*comment(f"pinned host memory{host} and RDMA buffers are locked", "      "), "      memlock: -1"]
     lines += [*comment("NCCL's threads need it", "      "), "      stack: 67108864"]
     lines += [*comment("a socket a client and files of all shards", "      "), "      nofile: 1048576"]

@@ -91,7 +91,8 @@ def common_notes(d: Deployment, memory: GpuMemory, workload: Workload | None, op
     ]
     if workload is not None:
         before = f"{workload.isl:,} tokens in, {workload.prefix:.0%} of them read before"
-        lines.append(f"load: {workload.concurrency} requests at once, {before}, {workload.osl:,} out")
+        requests = "1 request" if workload.concurrency == 1 else f"{workload.concurrency:,} requests"
+        lines.append(f"load: {requests} at once, {before}, {workload.osl:,} out")
     limits = admission(d, workload, options)
     if limits is not None and limits.problem:
         lines.append(limits.problem)

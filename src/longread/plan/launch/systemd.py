@@ -3,6 +3,7 @@
 from longread.plan.launch.command import USER, Flag, Launch, Options, Process, cache_folder
 from longread.plan.launch.shell import comment, header
 from longread.spec.errors import ConfigError
+from longread.spec.hardware import GIB
 
 _SPECIAL = " \t\"'\\;"
 
@@ -62,7 +63,7 @@ def _command(launch: Launch, p: Process) -> list[str]:
 
 
 def _limits(launch: Launch) -> list[str]:
-    host = f": {launch.host_bytes / 2**30:.0f} GiB of host cache and" if launch.host_bytes else ":"
+    host = f": {launch.host_bytes / GIB:.0f} GiB of host cache and" if launch.host_bytes else ":"
     lines = [*comment("a crash loses what is running, not the service", ""), "Restart=on-failure", "RestartSec=10"]
     lines += [*comment("workers get the signal from the main process; what is left after that is killed", "")]
     lines += ["KillMode=mixed", "TimeoutStopSec=60"]

@@ -47,7 +47,7 @@ def vllm_launch(d: Deployment, workload: Workload | None, options: Options) -> L
     flags = [
         *_address(d, options),
         *_parallel(d, options),
-        *_memory(d, memory, workload, options),
+        *_memory(d, memory, workload),
         *_scheduler(d, memory, workload, options, version),
         *_kernels(d),
         *_parsers(d, options),
@@ -126,7 +126,7 @@ def _parallel(d: Deployment, options: Options) -> list[Flag]:
     return flags
 
 
-def _memory(d: Deployment, memory: GpuMemory, workload: Workload | None, options: Options) -> list[Flag]:
+def _memory(d: Deployment, memory: GpuMemory, workload: Workload | None) -> list[Flag]:
     dtype, why = cache_type(d)
     flags = [
         Flag("--gpu-memory-utilization", f"{d.memory_share:g}", reasons.memory_why(d, memory)),
@@ -138,7 +138,7 @@ def _memory(d: Deployment, memory: GpuMemory, workload: Workload | None, options
         flags.append(Flag("--block-size", "256", why))
     elif d.spec.indexer is not None or d.cache == "fp8":
         flags.append(Flag("--block-size", "64", "FlashMLA's page; a prefix is found again in steps of 64 tokens"))
-    flags.append(Flag("--enable-prefix-caching", None, _prefix_why(d, workload)))
+    flags.append(Flag("--enable-prefix-caching", None, _prefix_why(workload)))
     if d.host_cache > 0:
         share = d.host_cache * parts_of(d) / _per_node(d) / d.strategy.dp
         why = (
@@ -155,7 +155,7 @@ def _per_node(d: Deployment) -> int:
     return min(max(d.hardware.gpus // d.strategy.gpus, 1), d.strategy.replicas)
 
 
-def _prefix_why(d: Deployment, workload: Workload | None) -> str:
+def _prefix_why(workload: Workload | None) -> str:
     if workload is None or not workload.cached:
         return "a document that comes again costs a look-up instead of its prefill; hashing costs some 5 us a block"
     new = workload.isl - workload.cached
