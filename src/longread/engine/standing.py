@@ -85,7 +85,9 @@ def _first_token_in(entry: Entry, starts: float | None, outlook: Outlook) -> flo
     if cost is None or len(timeline.tokens) > timeline.prompt_length:
         return None
     if starts is not None:
-        return starts + _read_seconds(entry, outlook)
+        # What it waits for is most of its prompt, and comes with it; what else is cached is only known at the start.
+        own = cost.seconds((0, 0), [(1, timeline.remaining)]) if entry.reason == "prefix" else None
+        return starts + (own if own is not None else _read_seconds(entry, outlook))
     decoding = [each.timeline for each in outlook.running if each.timeline.remaining == 1]
     beside = cost.decode_seconds(len(decoding), sum(len(each.tokens) for each in decoding))
     if not entry.granted:

@@ -267,6 +267,7 @@ def test_each_state_is_explained() -> None:
     assert told["book"].first_token_in == pytest.approx(0.01 * 13 + 0.772, rel=0.2)
     assert told["large"].reason == "pages" and "available" in told["large"].detail
     assert told["same"].reason == "prefix" and told["same"].position == 1
+    assert told["same"].first_token_in < told["same"].starts_in + 0.1  # type: ignore[operator]
     assert told["same"].starts_in is not None and told["same"].starts_in > told["large"].starts_in > 0  # type: ignore[operator]
     bench.add("chat", numbers(10, 3), output=50)
     bench.step()

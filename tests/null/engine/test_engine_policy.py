@@ -150,7 +150,7 @@ def test_without_a_cost_or_a_target_a_step_is_as_large_as_its_limit() -> None:
     wishes = [Demand(5000, 5000)]
     assert fit(2048, wishes, (1, 10)) == fit(2048, wishes, (1, 10), COST) == [2048]
     assert fit(2048, wishes, (1, 10), None, 0.001) == [2048]
-    assert sum(fit(2048, wishes, (1, 10), COST, 0.001)) == least_tokens(COST) == 50
+    assert sum(fit(2048, wishes, (1, 10), COST, 0.001)) == least_tokens(COST) == 64
 
 
 def test_a_preempted_request_rises_until_only_its_arrival_counts() -> None:
