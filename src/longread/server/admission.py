@@ -9,6 +9,8 @@ request may wait for others as long as the target, or as long as its own prompt 
 short prompt is never refused because a book is being read, since it passes the book, and a book is not refused because
 of a target that it cannot meet alone.
 
+Where several owners (API keys) have been seen, one alone cannot fill the queue: an eighth is kept for the others.
+
 Room for one is told to many: whoever is refused while others have been told to come back is told a later time, spread
 over as long as their work takes, up to ``SPREAD_SECONDS``; else all would come in the same second, again and again.
 """
@@ -32,10 +34,11 @@ logger = logging.getLogger("longread.server")
 REASONS = ("queue_full", "queued_tokens", "predicted_wait", "deadline")
 REFERENCE_TOKENS = 4096  # the prompt that rates are told for; longer ones are read more slowly
 # Prompt tokens that a step carries whatever its target is, and the least target without an SLO in times of a step's
-# launch: as in the engine's policy and schedule, which the server may not import. A test holds them together.
-LEAST_TOKENS = 32
+# launch: near enough to the engine's policy and schedule, which the server may not import. A test holds them together.
+LEAST_TOKENS = 64
 STEP_LAUNCHES = 10
 LEAST_RATE = 1e-6
+OWNERS_PART = 8  # 1/8 of the queue is for others than the owner who fills it
 MAX_RETRY_SECONDS = 600
 SPREAD_SECONDS = 30.0
 GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples are spread evenly over 0..1, however many there are
@@ -114,7 +117,8 @@ class Admission:
         self._backlog = Backlog()
         self._known = KnownPages()
         self._caching = True
-        self._reading: dict[str, int] = {}  # requests that have their first token, with the tokens of their prompt
+        self._reading: dict[str, Unread] = {}  # requests that have their first token
+        self._of_owner: dict[str, int] = {}  # requests in flight; an owner once seen stays
         self._context = 0  # of those, together
         self._hold: float | None = None  # mean seconds that a request keeps its slot
         self._usual = 1.0  # mean tokens that a request has to have computed
@@ -142,14 +146,15 @@ class Admission:
         self._check_wait(unread, info, cost)
         for request, each in zip(requests, unread, strict=True):
             self._backlog.add(request.request_id, each)
+            self._of_owner[each.owner] = self._of_owner.get(each.owner, 0) + 1
             self._usual += USUAL_RATE * (each.tokens - self._usual)
             if each.hashed is not None:
                 self._known.add(each.hashed.hashes)
         self._tell_change(info, cost)
 
-    def check_room(self, info: EngineInfo, cost: StepCost | None) -> None:
-        """Raises AdmissionError where ``admit`` would for any request: so that nobody's body is read for nothing."""
-        anybody = [Unread("interactive", "", int(self._usual), int(self._usual))]
+    def check_room(self, owner: str, info: EngineInfo, cost: StepCost | None) -> None:
+        """Raises AdmissionError where ``admit`` would for any request of an owner, so that no body is read in vain."""
+        anybody = [Unread("interactive", owner, int(self._usual), int(self._usual))]
         self._check_count(anybody, info, cost)
         self._check_tokens(anybody, info, cost)
 
@@ -168,17 +173,20 @@ class Admission:
         """A request's prompt is read."""
         unread = self._backlog.pop(request_id)
         if unread is not None:
-            self._reading[request_id] = unread.prompt
+            self._reading[request_id] = unread
             self._context += unread.prompt
 
     def ended(self, event: FinishEvent) -> None:
         """A request ended, however."""
-        unread = self._backlog.pop(event.request_id)
-        if unread is not None and unread.hashed is not None:
-            read = unread.progress.tokens if unread.progress is not None else 0
-            if not event.times.first_token:
-                self._known.forget(unread.hashed.hashes[max(read, unread.prompt - unread.tokens) // PAGE_TOKENS :])
-        self._context -= self._reading.pop(event.request_id, 0)
+        unread, read = self._backlog.pop(event.request_id), self._reading.pop(event.request_id, None)
+        if unread is not None and unread.hashed is not None and not event.times.first_token:
+            done = unread.progress.tokens if unread.progress is not None else 0
+            self._known.forget(unread.hashed.hashes[max(done, unread.prompt - unread.tokens) // PAGE_TOKENS :])
+        if read is not None:
+            self._context -= read.prompt
+        for each in (unread, read):
+            if each is not None:
+                self._of_owner[each.owner] -= 1
         if event.reuse is not None and event.reuse.reason == "caching off":
             self._caching = False
             self._known.clear()
@@ -292,6 +300,18 @@ class Admission:
                 f"the queue is full: {self.in_flight} requests are in flight, max_num_seqs is {info.max_num_seqs} and "
                 f"max_num_queued_reqs is {queued}",
                 self._seconds_until_ended(excess, info, cost),
+                unread,
+                info,
+                cost,
+            )
+
+        mine, share = self._of_owner.get(unread[0].owner, 0), info.max_num_seqs + queued - queued // OWNERS_PART
+        if len(self._of_owner.keys() | {unread[0].owner}) > 1 and mine + count > share:
+            raise self._refusal(
+                "queue_full",
+                f"the queue is full for you: {mine} of your requests are in flight, of {most} that the server holds "
+                f"{share} may be one API key's (max_num_seqs {info.max_num_seqs}, max_num_queued_reqs {queued})",
+                self._seconds_until_ended(mine + count - share, info, cost),
                 unread,
                 info,
                 cost,

@@ -162,7 +162,7 @@ class ChatAnswer:
 async def create(request: Request) -> Response:
     """The route. Raises RequestError for what is refused before anything is sent."""
     state = state_of(request)
-    state.driver.check_room()
+    state.driver.check_room(request.state.owner)
     prompt, size = await with_body(
         request,
         state.bodies,

@@ -161,7 +161,7 @@ async def create(request: Request) -> Response:
             return prepare_ids(state, body, query_fields(request.query_params.multi_items()), clock)
         return prepare(state, body, clock)
 
-    state.driver.check_room()
+    state.driver.check_room(request.state.owner)
     prompts, size = await with_body(request, state.bodies, state.options.max_body_bytes, read, binary=True)
     fields, answer_id, owner = prompts.fields, new_id("cmpl"), request.state.owner
     requests = await offload(size, lambda: engine_requests(fields, prompts.prompts, answer_id, owner=owner))

@@ -237,12 +237,12 @@ class EngineDriver:
         self._idle.clear()
         return subscription
 
-    def check_room(self) -> None:
-        """Raises AdmissionError where no request would be accepted now, before anything is done for one."""
+    def check_room(self, owner: str) -> None:
+        """Raises AdmissionError where no request of an owner would be accepted now, before anything is done for one."""
         if self.current is not None:
             info, stats = self.current
             with self._refusals_counted(1):
-                self.admission.check_room(info, stats.step_cost)
+                self.admission.check_room(owner, info, stats.step_cost)
 
     @contextmanager
     def _refusals_counted(self, count: int) -> Iterator[None]:
