@@ -7,7 +7,7 @@ most promising of each engine are predicted whole. Knows no card, engine flag or
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from longread.plan.asked import beyond_release, require_possible, require_sense
+from longread.plan.asked import HOST_MAX, beyond_release, require_possible, require_sense
 from longread.plan.calibrate import Factors, default_factors
 from longread.plan.candidate import Candidate, SearchResult
 from longread.plan.deployment import Deployment, EngineName, ExpertFormat, Strategy, Workload
@@ -267,6 +267,23 @@ def _promising(placed: list[_Placed], w: Workload, factors: Factors) -> list[_Pl
     return list(chosen.values())
 
 
+def _hosted(d: Deployment, w: Workload, fixed: Fixed) -> tuple[Deployment, str] | Refused:
+    """With main memory for all that the requests had read, and a note of how much; or why there is not so much."""
+    needed = int(w.concurrency * cached_bytes(d.spec, d.cache, w.cached) / d.hardware.nodes)
+    if fixed.host_cache is not None and fixed.host_cache < needed:
+        what = f"the given host cache for the read prefixes of {w.concurrency:,} requests"
+        return Refused(
+            "memory", d, what, needed, fixed.host_cache, f"host_cache_size of {gib(needed)}, or fewer documents"
+        )
+    known = d.hardware.host_memory
+    most = HOST_MAX if known is None else known.value
+    if w.tier == "host" and needed > most:
+        what = f"host memory for the read prefixes of {w.concurrency:,} requests"
+        return Refused("memory", d, what, needed, most, "more host memory, a disk tier, or fewer documents")
+    d = replace(d, host_cache=needed if fixed.host_cache is None else fixed.host_cache)
+    return d, f"{gib(needed)} a machine for what {w.concurrency:,} requests had read"
+
+
 def _candidate(p: _Placed, w: Workload, factors: Factors, refused: list[Refused], fixed: Fixed) -> Candidate | None:
     d, notes = p.deployment, []
     if p.sessions < w.concurrency:  # more than fit would only throw each other out
@@ -275,27 +292,12 @@ def _candidate(p: _Placed, w: Workload, factors: Factors, refused: list[Refused]
         w = replace(w, tier="host")  # whoever waits has been evicted meanwhile
         notes.append(f"{p.sessions} of {w.concurrency} run at once; what the others had read is kept on the host")
     if w.tier != "device" and w.cached:
-        needed = int(w.concurrency * cached_bytes(d.spec, d.cache, w.cached) / d.hardware.nodes)
-        if fixed.host_cache is not None and fixed.host_cache < needed:
-            cure = f"host_cache_size of {gib(needed)}, or fewer documents"
-            what = f"the given host cache for the read prefixes of {w.concurrency} requests"
-            refused.append(Refused("memory", d, what, needed, fixed.host_cache, cure))
+        hosted = _hosted(d, w, fixed)
+        if isinstance(hosted, Refused):
+            refused.append(hosted)
             return None
-        d = replace(d, host_cache=needed if fixed.host_cache is None else fixed.host_cache)
-        notes.append(f"{gib(needed)} a machine for what {w.concurrency} requests had read")
-        known = d.hardware.host_memory
-        if w.tier == "host" and known is not None and needed > known.value:
-            refused.append(
-                Refused(
-                    "memory",
-                    d,
-                    f"host memory for the read prefixes of {w.concurrency} requests",
-                    needed,
-                    known.value,
-                    "more host memory, a disk tier, or fewer documents",
-                )
-            )
-            return None
+        d, said = hosted
+        notes.append(said)
     try:
         t = times(d, w, p.sessions, factors)
     except ConfigError as error:

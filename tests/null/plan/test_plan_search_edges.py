@@ -150,3 +150,9 @@ def test_one_formatter_of_times() -> None:
     shown = [figures.seconds(v) for v in (0, 5e-10, 7.89e-6, 0.0456, 1.234, 123.4)]
     assert shown == ["0 s", "0.5 ns", "7.89 us", "45.6 ms", "1.23 s", "123 s"]
     assert words.seconds is figures.seconds
+
+
+def test_no_plan_keeps_more_on_the_host_than_machines_have() -> None:
+    w = Workload(524288, 512, 0.98, 1_000_000)
+    r = found("V4-Flash", "8xH20-96", w, engines=("vllm",))
+    assert not r.feasible and any("host memory" in f.limit for f in r.infeasible)
