@@ -280,8 +280,8 @@ async def phases(load: Load, args: argparse.Namespace) -> tuple[dict[str, Any], 
     """All phases, and when the overload began."""
     await load.closed(min(1.0, args.best_seconds))  # what is imported or compiled at first
     best = await load.closed(args.best_seconds)
-    rate = len(best.served) / args.best_seconds
-    overload, begun = await load.open(args.factor * rate, args.seconds)
+    rate = args.rate or args.factor * len(best.served) / args.best_seconds
+    overload, begun = await load.open(rate, args.seconds)
     middle = await load.books()
     after = await load.closed(args.best_seconds)
     books = await load.books()
@@ -332,6 +332,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=120.0, help="of the overload")
     parser.add_argument("--best-seconds", type=float, default=10.0, help="of the phases before and behind it")
     parser.add_argument("--factor", type=float, default=5.0)
+    parser.add_argument("--rate", type=float, help="clients a second, in place of --factor")
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--queued", type=int, default=24)
     parser.add_argument("--prompt", type=int, default=64, help="tokens")
