@@ -26,7 +26,7 @@ from longread.spec.errors import ConfigError
 from longread.spec.hardware import Architecture, Card, Figure, Hardware, Mark, Rate
 
 FILE_BYTES = 2**16  # what a probe writes takes 4 KiB
-DOTS_MAX = 64  # in one line outside of strings: tomllib takes quadratic time for a key of many parts
+DOTS_MAX = 64  # in one key: tomllib takes quadratic time for a key of many parts
 LEAST, MOST = 1e-9, 1e30  # of a figure's value, in whatever unit
 NODES_MAX = 4096
 GPUS_MAX = 128
@@ -228,14 +228,17 @@ def _load(path: Path, origin: str) -> Mapping[str, Any]:
     except FileNotFoundError:
         raise ConfigError(f"{origin}: no such file; `longread probe --output {origin}` measures this machine") from None
     for number, line in enumerate(text.splitlines(), 1):
-        if line.count(".") > DOTS_MAX and _STRING.sub("", line).count(".") > DOTS_MAX:
-            raise ConfigError(
-                f"{origin}: line {number} has more than {DOTS_MAX} dots outside of texts; no key has them"
-            )
+        # A key ends at "="; between a list's commas there is at most a number.
+        if line.count(".") > DOTS_MAX and max(map(_dots, re.split(r"[=,]", _STRING.sub("", line)))) > DOTS_MAX:
+            raise ConfigError(f"{origin}: line {number} has a key of more than {DOTS_MAX} dots")
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # not TOML, nested without end
         raise ConfigError(f"{origin}: not a TOML file: {str(error)[:200]}") from None
+
+
+def _dots(part: str) -> int:
+    return part.count(".")
 
 
 def _refuse_unknown(data: Mapping[str, Any], known: Iterable[str], where: str, origin: str) -> None:

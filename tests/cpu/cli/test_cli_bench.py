@@ -42,7 +42,17 @@ def test_a_run_writes_its_evidence(
     assert cli.main() == 0
 
     document = json.loads(output.read_text())
-    assert set(document) == {"schema", "benchmark", "commit", "command", "date", "machine", "figures", "notes"}
+    assert set(document) == {
+        "schema",
+        "benchmark",
+        "commit",
+        "command",
+        "date",
+        "machine",
+        "figures",
+        "notes",
+        "models",
+    }
     assert (document["schema"], document["benchmark"]) == (1, "cpu")
     assert document["command"] == " ".join(["longread", *argv])
     assert document["commit"] == result.this_commit()

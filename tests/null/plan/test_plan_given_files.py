@@ -33,11 +33,16 @@ def test_a_pipe_and_a_device_are_not_read(read: Callable[[Path], object], name: 
 def test_a_key_of_many_parts_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
     path = tmp_path / "x.toml"
     path.write_text(".".join(["a"] * 20000) + "=1")
-    with pytest.raises(ConfigError, match="line 1 has more than 64 dots"):
+    with pytest.raises(ConfigError, match="line 1 has a key of more than 64 dots"):
         parse_hardware(str(path))
     path.write_text("#" + "x" * 70000)
     with pytest.raises(ConfigError, match="more than 65,536 bytes"):
         parse_hardware(str(path))
+
+
+def test_the_samples_of_a_probe_are_no_keys() -> None:
+    measured = parse_hardware(str(Path(__file__).parents[3] / "results" / "probe-2xh200.toml"))
+    assert (measured.gpus, measured.card.name) == (2, "H200")
 
 
 def test_texts_may_hold_many_dots(tmp_path: Path) -> None:
