@@ -108,9 +108,9 @@ def measure(kind: str, mode: str, streams: int, args: argparse.Namespace) -> dic
             task |= {"max_num_seqs": streams, "max_model_len": 4096, "model": "fake"}
         asked = [body(route, number, tokens, mode != "short") for number in range(streams)]
         with server(kind, task) as (address, spent):
-            asyncio.run(drive(address, [lambda: asked[0]], 0.2))  # what is imported or compiled at first
+            asyncio.run(drive(address, asked[:1], 0.2))  # what is imported or compiled at first
             before = spent.seconds()
-            answers, seconds = asyncio.run(drive(address, [lambda text=text: text for text in asked], args.seconds))
+            answers, seconds = asyncio.run(drive(address, asked, args.seconds))
             cpu = [b - a for a, b in zip(before, spent.seconds(), strict=True)]
         log = json.loads(Path(task["log"]).read_text())
     bad = [answer for answer in answers if answer.status() != 200]

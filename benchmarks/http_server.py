@@ -121,7 +121,7 @@ class _Floor(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport: Any = transport
-        self.left = 0
+        self.left, self.chunk = 0, b""
 
     def data_received(self, data: bytes) -> None:
         self.begin(json.loads(data.partition(b"\r\n\r\n")[2])["max_tokens"])

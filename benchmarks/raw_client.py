@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 _END = b"0\r\n\r\n"  # of a chunked body: an event before it ends in an empty line of its own
 _LENGTH = re.compile(rb"content-length: (\d+)", re.I)
@@ -58,10 +59,10 @@ def request(path: str, body: dict[str, object]) -> bytes:
 
 
 class Connection(asyncio.Protocol):
-    """Asks again and again, while ``bodies`` gives something to ask and ``go_on()``."""
+    """Asks the same again and again while ``go_on()``."""
 
-    def __init__(self, bodies: Callable[[], bytes], go_on: Callable[[], bool], answers: list[Answer]):
-        self._bodies, self._go_on, self._answers = bodies, go_on, answers
+    def __init__(self, asked: bytes, go_on: Callable[[], bool], answers: list[Answer]):
+        self._asked, self._go_on, self._answers = asked, go_on, answers
         self._pieces: list[tuple[float, bytes]] = []
         self._left = 0  # bytes of a body that is not chunked
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -79,7 +80,7 @@ class Connection(asyncio.Protocol):
         answer = Answer(time.monotonic())
         self._pieces = answer.pieces
         self._answers.append(answer)
-        self._transport.write(self._bodies())
+        self._transport.write(self._asked)
 
     def data_received(self, data: bytes) -> None:
         pieces = self._pieces
@@ -104,18 +105,17 @@ class Connection(asyncio.Protocol):
             self.done.set_exception(exc or ConnectionError("the server closed the connection"))
 
 
-async def drive(
-    address: tuple[str, int], bodies: Sequence[Callable[[], bytes]], seconds: float
-) -> tuple[list[Answer], float]:
-    """One stream for each of ``bodies``, for that long and until the last answers have ended. Answers, and seconds."""
+async def drive(address: tuple[str, int], requests: Sequence[bytes], seconds: float) -> tuple[list[Answer], float]:
+    """One stream for each of ``requests``, asked again and again for that long, and until the last answers have ended.
+    Returns the answers, and seconds.
+    """
     loop, answers = asyncio.get_running_loop(), list[Answer]()
     begun = time.monotonic()
     end = begun + seconds
     connections = []
-    for make in bodies:
-        _, connection = await loop.create_connection(
-            lambda make=make: Connection(make, lambda: time.monotonic() < end, answers), *address
-        )
+    for asked in requests:
+        make = partial(Connection, asked, lambda: time.monotonic() < end, answers)
+        _, connection = await loop.create_connection(make, *address)
         connections.append(connection)
     await asyncio.gather(*(connection.done for connection in connections))
     return answers, time.monotonic() - begun

@@ -107,6 +107,8 @@ class OutputParser:
         self._syntax = encoding.tool_syntax
         self._tools = frozenset(tools)
         self._openers = openers(self._syntax) if tools else ()
+        self._markup = [*((THINK, END_THINK) if self._thinks else ()), *self._openers]
+        self._begins = frozenset(word[0] for word in self._markup)
         self._make_id = make_id
         self.in_reasoning = in_reasoning
         self._buffer = ""
@@ -130,6 +132,9 @@ class OutputParser:
 
     def feed(self, text: str) -> list[ParseEvent]:
         """Take a delta of any size."""
+        if self._block is None and not self._buffer and not self._unclosed and self._begins.isdisjoint(text):
+            self.text(text)  # no markup can begin here: most tokens come this way
+            return self._take()
         self._buffer += text
         while self._step():
             pass
@@ -162,10 +167,7 @@ class OutputParser:
             self._unclosed = not self._block.closed and bool(self.calls)
             self._block = None
             return bool(self._buffer)
-        words = [THINK, END_THINK] if self._thinks else []
-        words += self._openers
-        if self._unclosed:
-            words.append(closer(self._syntax))
+        words = [*self._markup, closer(self._syntax)] if self._unclosed else self._markup
         found = earliest(self._buffer, words)
         if found is None:
             keep = held_suffix(self._buffer, words)

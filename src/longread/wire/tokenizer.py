@@ -113,6 +113,7 @@ class Tokenizer:
         self._encoder = TextEncoder(text, parsed, self._marked, plain)
         self._markup = {token["content"]: int(token["id"]) for token in added}
         self._contents = {i: content for content, i in self._markup.items()}
+        self._plain: dict[int, bytes] = {}  # bytes of ids that were seen
         self._hidden = frozenset(int(token["id"]) for token in added if token["special"])
         self._largest_id = max([*parsed["model"]["vocab"].values(), *self._contents])
         self._longest = _longest_token(parsed)
@@ -227,12 +228,11 @@ class Tokenizer:
         content = self._contents.get(token_id)
         if content is not None:
             return b"" if skip_special and token_id in self._hidden else content.encode()
-        token = self._marked.id_to_token(token_id)
-        if token is None:
-            return b""
-        if all(char in _BYTES for char in token):
-            return bytes(map(_BYTES.__getitem__, token))
-        return token.encode()
+        known = self._plain.get(token_id)
+        if known is None and (token := self._marked.id_to_token(token_id)) is not None:
+            mapped = all(char in _BYTES for char in token)
+            known = self._plain[token_id] = bytes(map(_BYTES.__getitem__, token)) if mapped else token.encode()
+        return known or b""
 
     def token_text(self, token_id: int) -> str:
         """One token for people and logprobs; a piece of a character shows as U+FFFD."""

@@ -114,3 +114,19 @@ def test_errors(error, code):
     body = r.error_body(error)["error"]
     assert body == {"message": "m", "type": error.kind, "param": error.param, "code": code}
     assert data(sse.error_event(error)) == {"error": body}
+
+
+@pytest.mark.parametrize("text", ["plain", '"quoted" \\ \n\t\x00', "é 文 \U0001f600 \u2028", ""])
+def test_a_chunk_of_nothing_but_text_is_written_as_any_other(text):
+    head = {"id": 'a"b', "created": 5, "model": "m/ö"}
+    for index in (0, 12):
+        choice = {"index": index, "text": text, "logprobs": None, "finish_reason": None}
+        chunk = sse.CompletionStream('a"b', "m/ö", 5).text(index, text)
+        assert chunk == sse.event(_ordered(head, "text_completion", choice))
+        choice = {"index": index, "delta": {"content": text}, "logprobs": None, "finish_reason": None}
+        (chunk,) = sse.ChatStream('a"b', "m/ö", 5).deltas(index, [ContentDelta(text[:1]), ContentDelta(text[1:])])
+        assert chunk == sse.event(_ordered(head, "chat.completion.chunk", choice))
+
+
+def _ordered(head, kind, choice):
+    return {"id": head["id"], "object": kind, "created": 5, "model": head["model"], "choices": [choice]}
