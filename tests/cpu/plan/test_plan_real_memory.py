@@ -61,6 +61,18 @@ def test_the_engine_allocates_what_was_planned(model: str, dtype: str, tmp_path:
     assert engine.info.predicted_bytes == config.memory.total
 
 
+def served(model: str, sizes: dict[str, int], prompt: int) -> dict[str, int]:
+    """What a process of its own said after serving."""
+    run = subprocess.run(
+        [sys.executable, str(PROGRAM), str(locate(model)), json.dumps({"dtype": "float32"} | sizes), str(prompt)],
+        env=os.environ | {"OMP_NUM_THREADS": "2"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(run.stdout.splitlines()[-1])
+
+
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak from Linux's /proc")
 @pytest.mark.parametrize(("model", "cache", "prompt"), [("reader-v4", 2**30, 1300), ("reader-v3", 5 * 2**28, 1300)])
 def test_peak_of_a_serving_process(model: str, cache: int, prompt: int) -> None:
@@ -71,15 +83,9 @@ def test_peak_of_a_serving_process(model: str, cache: int, prompt: int) -> None:
     """
     pages = cache // memory.page_bytes(spec_from_config(read_config(locate(model))), "float32")
     sizes = {"num_gpu_blocks_override": pages, "max_num_seqs": 4, "max_model_len": 4096, "max_num_batched_tokens": 1024}
-    options = json.dumps({"dtype": "float32"} | sizes)
-    run = subprocess.run(
-        [sys.executable, str(PROGRAM), str(locate(model)), options, str(prompt)],
-        env=os.environ | {"OMP_NUM_THREADS": "2"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    said = json.loads(run.stdout.splitlines()[-1])
+    # The very first run on a machine compiles kernels, which takes some 70 MiB once and is not in the plan.
+    served(model, sizes | {"num_gpu_blocks_override": 16}, prompt)
+    said = served(model, sizes, prompt)
     assert said["allocated"] == pytest.approx(said["planned"], rel=0.01)
     predicted = said["predicted"] - memory.SERVER_BYTES
     assert said["peak"] <= predicted
