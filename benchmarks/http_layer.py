@@ -5,7 +5,8 @@ comparison; ``floor`` is the least server that sends such streams (benchmarks/ht
 is the client's and the system's share, and the client's own ceiling. The client runs in this process.
 
 For each number of concurrent streams:
-  paced    a step each ``--step-ms``: from a step's end in the engine to its token's arrival at the client
+  paced    a step each ``--step-ms``, or as long as ``--paced-tokens`` a second need: from a step's end in the engine to
+           its token's arrival at the client
   unpaced  as fast as it goes: tokens and chunks a second (tokens that wait for a busy server share a chunk)
   short    one token, not streamed: requests a second
 ``cpu_us``: processor time of the server's processes a token, or a request; it says more than the clock on a machine
@@ -97,7 +98,7 @@ def measure(kind: str, mode: str, streams: int, args: argparse.Namespace) -> dic
     route = "completions" if kind == "floor" else args.route
     tokens = 1 if mode == "short" else args.tokens
     with tempfile.TemporaryDirectory() as folder:
-        pace = args.step_ms / 1000 if mode == "paced" else 0.0
+        pace = max(args.step_ms / 1000, streams / args.paced_tokens) if mode == "paced" else 0.0
         task: dict[str, Any] = {"seconds": pace, "log": f"{folder}/log"}
         if kind != "floor":
             task |= {"max_num_seqs": streams, "max_model_len": 4096, "model": "fake"}
@@ -113,8 +114,11 @@ def measure(kind: str, mode: str, streams: int, args: argparse.Namespace) -> dic
     if mode == "short":
         return short_figures(answers, seconds) | costs
     late, chunks = added(answers, log, route, tokens)
-    rates = {"tokens_per_second": round(count / seconds), "chunks_per_second": round(chunks / seconds)}
-    return {**rates, **(percentiles(late, "added") if mode == "paced" else {}), **costs}
+    rates: dict[str, float] = {"tokens_per_second": round(count / seconds)}
+    rates["chunks_per_second"] = round(chunks / seconds)
+    if mode == "paced":
+        rates |= {"step_ms": round(1000 * pace, 1), **percentiles(late, "added")}
+    return rates | costs
 
 
 def check_all_served(answers: Sequence[Answer]) -> None:
@@ -171,6 +175,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=100, help="of a streamed answer")
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--step-ms", type=float, default=25.0)
+    parser.add_argument("--paced-tokens", type=float, default=10_000.0, help="a second, at most")
     args = parser.parse_args()
     load = psutil.getloadavg()[0]
     measured: dict[str, Any] = {}
@@ -180,6 +185,12 @@ def main() -> None:
                 if (kind, mode) != ("floor", "short"):
                     of_kind = measured.setdefault(kind, {}).setdefault(f"{streams} streams", {})
                     of_kind[mode] = measure(kind, mode, streams, args)
+    floor = measured.get("floor", {})
+    for kind in measured.keys() - {"floor"}:
+        for streams, modes in measured[kind].items():
+            if "paced" in modes and "paced" in floor.get(streams, {}):
+                least = floor[streams]["paced"]["added_p50_ms"]
+                modes["paced"]["above_floor_p50_ms"] = round(modes["paced"]["added_p50_ms"] - least, 3)
     peer = os.environ.get("LONGREAD_VLLM_PYTHON")
     if peer:
         measured["vllm"] = measure_vllm(peer, args)
@@ -190,7 +201,6 @@ def main() -> None:
         "commit": commit(),
         "command": " ".join(sys.argv),
         "route": args.route,
-        "step_ms": args.step_ms,
         "tokens_of_an_answer": args.tokens,
     }
     print(json.dumps(told | measured, indent=2))
