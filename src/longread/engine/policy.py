@@ -26,7 +26,8 @@ LEVELS: tuple[RequestClass, ...] = ("interactive", "batch", "ingest")
 WEIGHTS = (16, 4, 1)  # of a step's prompt tokens, by level
 BYPASS_FACTORS = (1, 4, 16)  # how much more often a lower class may be passed before nobody passes it any more
 PATIENCE = 8
-LEAST_TOKENS = 64  # on a CPU they cost a sixth more each than 256 do (reader-v4)
+LEAST_TOKENS = 64  # on a CPU they cost a sixth more each than 256 do (reader-v4), on a busy one far more
+LONE_TOKENS = 256  # of a prompt that nobody decodes or reads beside: smaller steps would spare nobody anything
 CLOSE = 0.97  # of a target is as good as all of it
 MOST_TRIES = 16
 
@@ -140,7 +141,8 @@ def fit(
     turn: int = 0,
 ) -> list[int]:
     """As ``split``, of at most ``limit`` tokens, and fewer where the step would take longer than ``target`` seconds
-    beside ``decodes`` (rows, tokens of their contexts); never fewer than ``least_tokens``.
+    beside ``decodes`` (rows, tokens of their contexts); never fewer than ``least_tokens``, for one prompt by itself
+    never fewer than ``LONE_TOKENS``.
     """
     lengths = split(limit, demands, turn)
     if cost is None or target is None:
@@ -148,7 +150,8 @@ def fit(
     above = cost.seconds(decodes, chunks(demands, lengths))
     if above <= target:
         return lengths
-    low, high = min(least_tokens(cost), sum(lengths)), sum(lengths)
+    least = max(least_tokens(cost), LONE_TOKENS if len(demands) == 1 and not decodes[0] else 0)
+    low, high = min(least, sum(lengths)), sum(lengths)
     lengths = split(low, demands, turn)
     below = cost.seconds(decodes, chunks(demands, lengths))
     # Time is nearly linear in the tokens, so that two or three tries by proportion are enough; every other one halves.

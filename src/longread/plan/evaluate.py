@@ -57,6 +57,7 @@ def times(d: Deployment, asked: Workload, seats: int, factors: Factors) -> Times
     warm = ttft_warm(d, asked.isl, suffix, asked.tier, factors=factors) if asked.cached else None
     load, burst = ttft_at_load(d, running, factors=factors, cost=cost, alone=(warm or cold).total)
     rate = throughput(d, running, factors=factors, cost=cost)
+    step = tpot(d, streams, context, factors=factors)
     waiting = asked.concurrency - running.concurrency
     if waiting:  # Little: who has no seat waits until as many requests have ended as wait before it
         load, burst = (_later(e, waiting * asked.osl, rate) for e in (load, burst))
@@ -65,9 +66,9 @@ def times(d: Deployment, asked: Workload, seats: int, factors: Factors) -> Times
         warm,
         load,
         burst,
-        tpot(d, streams, context, factors=factors),
+        step,
         loaded_tpot(d, running, factors=factors, cost=cost),
-        stalled_tpot(d, streams, context, factors=factors),
+        stalled_tpot(d, streams, context, factors=factors) if streams > 1 else step.total,
         rate,
         cost[0].centre / (cost[0].centre + cost[1].centre),
     )

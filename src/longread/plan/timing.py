@@ -163,8 +163,8 @@ def loaded_tpot(
     """Mean seconds per output token at a steady concurrency, waiting for others' prompts included."""
     reading, decoding = cost or request_cost(d, workload, factors=factors)
     streams = max(-(-workload.concurrency // d.strategy.replicas), 1)
-    # Between two of its tokens a request waits for its step and for its share of the prompts of all streams.
-    return total([reading, decoding]).times(streams / max(workload.osl - 1, 1))
+    # While it decodes, each of the others reads one prompt; its own was read before its first token.
+    return total([reading.times(streams - 1), decoding.times(streams)]).times(1 / max(workload.osl - 1, 1))
 
 
 def ttft_at_load(

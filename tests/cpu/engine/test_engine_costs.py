@@ -59,7 +59,7 @@ def test_calibration_finds_launch_and_tokens(clock: Clock) -> None:
 def test_calibration_ends_in_time_and_says_something_anyhow(clock: Clock) -> None:
     model = Timed(0.02, 1e-3, clock)
     costs = calibrate(model, state(), num_slots=4, num_pages=16, max_num_batched_tokens=1024, seconds=0.0)
-    assert len(model.sizes) == 2
+    assert len(model.sizes) == 6
     assert costs.cost.seconds((0, 0), [(512, 0)]) == pytest.approx(0.02 + 512e-3, rel=0.6)
 
 

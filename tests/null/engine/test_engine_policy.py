@@ -7,7 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longread.engine import policy
-from longread.engine.policy import LEVELS, PATIENCE, WEIGHTS, Demand, chunks, fit, least_tokens, level_of, share, split
+from longread.engine.policy import (
+    LEVELS,
+    LONE_TOKENS,
+    PATIENCE,
+    WEIGHTS,
+    Demand,
+    chunks,
+    fit,
+    least_tokens,
+    level_of,
+    share,
+    split,
+)
 from longread.spec.cost import StepCost
 
 WANTS = st.lists(st.tuples(st.integers(0, 900), st.sampled_from([1, 4, 8, 16])), max_size=9)
@@ -128,7 +140,8 @@ def test_a_step_stays_within_its_target_or_is_as_small_as_it_may_be(
     assert all(0 <= n <= wish.want for n, wish in zip(lengths, wishes, strict=True))
     total, wanted = sum(lengths), sum(wish.want for wish in wishes)
     assert total <= limit
-    least = min(limit, wanted, least_tokens(COST))
+    lone = LONE_TOKENS if len(wishes) == 1 and not rows else 0
+    least = min(limit, wanted, max(least_tokens(COST), lone))
     assert total >= least
     if total > least:
         assert COST.seconds(decodes, chunks(wishes, lengths)) <= target

@@ -389,3 +389,12 @@ def test_the_search_can_ask_hundreds() -> None:
     for _ in range(10):
         ttft_cold(d, S)
     assert (time.process_time() - start) / 10 < 0.020
+
+
+def test_one_request_at_once_waits_for_nobody_between_its_tokens() -> None:
+    d = Deployment(release("V4-Flash"), parse_hardware("8xH20-96"), Strategy(tp=8), engine="vllm")
+    for osl in (4, 512):
+        load = Workload(131072, osl)
+        alone = tpot(d, 1, 131072 + osl // 2).total
+        assert loaded_tpot(d, load).centre == pytest.approx(alone.centre)
+        assert loaded_tpot(d, replace(load, concurrency=2)).centre > alone.centre
