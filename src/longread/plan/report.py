@@ -12,6 +12,7 @@ from rich.text import Text
 
 from longread.plan.candidate import Candidate, Refusal, SearchResult
 from longread.plan.deployment import Deployment, Workload
+from longread.plan.estimate import Estimate, exact
 from longread.plan.figures import GIB, gib, length, rate, seconds, span
 from longread.plan.gpu_memory import Capacity, Cell, GpuMemory
 from longread.plan.peer_capacity import PeerCapacity
@@ -23,6 +24,7 @@ from longread.spec.hardware import Hardware
 BAR = 72  # characters that stand for a card's memory
 GRADE_STYLES = {"yes": "green", "likely": "green", "unlikely": "yellow", "no": "red"}
 _COLOURS = ("blue", "cyan", "magenta", "yellow", "green", "bright_blue", "bright_magenta", "bright_cyan")
+RANKING_WIDTH = 150  # columns of the ranking with its intervals; a narrower terminal gets the centres alone
 _REFUSED = 4  # of each kind, how many lines are shown; JSON has all
 
 
@@ -33,7 +35,7 @@ def print_search(console: Console, r: SearchResult, top: int) -> None:
     for note in r.notes:
         console.print(f"[yellow]note[/] {escape(note)}")
     if r.feasible:
-        console.print(_ranking(r, top))
+        _print_whole(console, _ranking(r, top, console.width >= RANKING_WIDTH))
         _lost(console, r, top)
         console.print(f"[dim]ranked by: {escape(r.rule)}[/]")
     best = r.best or (r.feasible[0] if r.feasible else None)
@@ -42,6 +44,14 @@ def print_search(console: Console, r: SearchResult, top: int) -> None:
     else:
         console.print("[red]nothing fits[/]")
     print_refusals(console, r.infeasible)
+
+
+def _print_whole(console: Console, table: Table) -> None:
+    """Not cut to a narrow terminal: a line that wraps there still has its rank and its figures."""
+    width = console.width
+    console.width = max(width, RANKING_WIDTH)
+    console.print(table, crop=False)
+    console.width = width
 
 
 def hardware_line(h: Hardware) -> str:
@@ -72,23 +82,34 @@ def _load(w: Workload) -> str:
     )
 
 
-def _ranking(r: SearchResult, top: int) -> Table:
+def _ranking(r: SearchResult, top: int, intervals: bool) -> Table:
+    """``intervals``: their ends, the chunk and what binds as well, which the lines below the table say of the best."""
+    time, tokens = (span, rate) if intervals else (_centre, _rate_centre)
     warm = r.workload.cached > 0
     table = Table(title=None, box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    names = ["#", "engine", "split", "experts", "chunk", "fit at once", "TTFT cold"]
+    names = ["#", "engine", "split", "experts", *(["chunk"] if intervals else []), "fit at once", "TTFT cold"]
     names += ["TTFT warm"] if warm else []
-    names += ["TTFT at load", "TPOT", "TPOT at load", "tokens/s", "targets", "binds"]
+    names += ["TTFT at load", "TPOT", "TPOT at load", "tokens/s", "targets", *(["binds"] if intervals else [])]
     for name in names:
         table.add_column(name, justify="left", no_wrap=True)
     for rank, c in _shown(r, top):
         d, t = c.deployment, c.times
         cells = [str(rank), d.engine + ("" if c.runs_today else "*"), d.strategy.label, _formats(d)]
-        cells += [f"{d.chunk:,}", f"{c.sessions:,}", span(t.cold.total)]
-        cells += [span(t.warm.total)] if warm and t.warm is not None else []
-        cells += [span(t.load), span(t.alone.total), span(t.steady), rate(t.rate)]
+        cells += [f"{d.chunk:,}"] if intervals else []
+        cells += [f"{c.sessions:,}", time(t.cold.total)]
+        cells += [time(t.warm.total)] if warm and t.warm is not None else []
+        cells += [time(t.load), time(t.alone.total), time(t.steady), tokens(t.rate)]
         spare = "" if c.binding.name == "speed" else f" {c.binding.margin:.2g}x"
-        table.add_row(*cells, _targets(c), f"{c.binding.name}{spare}")
+        table.add_row(*cells, _targets(c), *([f"{c.binding.name}{spare}"] if intervals else []))
     return table
+
+
+def _centre(e: Estimate) -> str:
+    return span(exact(e.centre))
+
+
+def _rate_centre(e: Estimate) -> str:
+    return f"{e.centre:,.3g}" if e.centre < 1000 else f"{e.centre:,.0f}"
 
 
 def _formats(d: Deployment) -> str:

@@ -1,10 +1,12 @@
 """The search: what is found, how it is ranked, what is refused with which limit, and what nobody would believe."""
 
+import io
 import json
 import time
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
 from longread.plan.calibrate import default_factors
 from longread.plan.candidate import Candidate, SearchResult
@@ -15,6 +17,7 @@ from longread.plan.document import SCHEMA, search_document, survey_document
 from longread.plan.estimate import Estimate
 from longread.plan.judging import EQUAL, grade
 from longread.plan.raw import decode_step
+from longread.plan.report import print_search
 from longread.plan.search import most_at_once, search
 from longread.plan.shards import check_strategy
 from longread.plan.space import Fixed, engine_limit, strategies
@@ -278,3 +281,13 @@ def test_the_largest_search_is_quick() -> None:
     start = time.process_time()
     found("V4-Pro", "2x8xH20-96", Workload(524288, 512, 0.98, 100, "device", 2.0, 0.05))
     assert time.process_time() - start < 2.0
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_no_terminal_is_too_narrow_for_a_rank_and_its_figures(width: int) -> None:
+    result = search(release("V4-Flash"), parse_hardware("8xH20-96"), Workload(131072, 512, concurrency=16))
+    printed = io.StringIO()
+    print_search(Console(width=width, file=printed, highlight=False), result, 3)
+    lines = [line.split() for line in printed.getvalue().splitlines()]
+    first = next(line for line in lines if line[:1] == ["1"])
+    assert first[1] == result.feasible[0].deployment.engine and "…" not in "".join(first)
