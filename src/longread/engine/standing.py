@@ -53,18 +53,26 @@ def _told(entry: Entry, position: int, outlook: Outlook) -> tuple[Phase, WaitRea
         return "loading", "load", f"{len(entry.transfer.load.pages)} pages of its prompt are being loaded"
     if not entry.running:
         if entry.reason == "turn" and len(outlook.running) >= outlook.slots:
-            return "waiting", "slots", f"all {outlook.slots} slots are taken, and {position} requests come before it"
+            return (
+                "waiting",
+                "slots",
+                f"all {outlook.slots} slots are taken, and {_counted(position, 'request')} before it",
+            )
         if entry.reason == "turn" and not entry.detail:
-            return "waiting", "turn", f"{position} requests come before it"
+            return "waiting", "turn", f"{_counted(position, 'request')} before it"
         return "waiting", entry.reason, entry.detail
     if timeline.remaining == 1:
         return "decode", "", "it gets a token in every step"
     others = sum(other.timeline.remaining > 1 for other in outlook.running) - 1
     detail = (
         f"{timeline.computed} of {len(timeline.tokens)} tokens are read; it got {entry.granted} of the last step's "
-        f"{outlook.budget} at most, beside {others} other prompts"
+        f"{outlook.budget} at most, beside {_counted(others, 'other prompt')}"
     )
     return "prefill", "step", detail
+
+
+def _counted(count: int, thing: str) -> str:
+    return f"{count} {thing}{'' if count == 1 else 's'}"
 
 
 def _starts_in(ahead: Sequence[Entry], outlook: Outlook) -> float | None:

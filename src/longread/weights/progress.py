@@ -45,6 +45,11 @@ def _tenths(label: str) -> Callback:
         tenth = 10 * done // max(total, 1)
         if tenth > shown and time.monotonic() - start > PATIENCE:
             shown = tenth
-            print(f"{label}: {10 * tenth} % of {total / 1e9:.1f} GB", file=sys.stderr)
+            print(
+                f"{label}: {10 * tenth} % of {total / 1e9:.1f} GB"
+                if total >= 1e8
+                else f"{label}: {10 * tenth} % of {total / 1e6:.0f} MB",
+                file=sys.stderr,
+            )
 
     return report
