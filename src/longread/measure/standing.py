@@ -18,7 +18,7 @@ ADVICE = {
     "pages": "Its prompt does not fit beside those that run: --kv-cache-memory-bytes gives the cache more.",
     "prefix": "It starts when that has been computed, and saves computing it again.",
     "load": "It starts when they are there.",
-    "step": "Prompts share each step, short ones first; --step-target (or --slo) and --max-num-batched-tokens bound it.",
+    "step": "Prompts share each step, short ones first; --step-target, --slo and --max-num-batched-tokens bound it.",
 }
 
 

@@ -243,7 +243,7 @@ def test_steps_stay_within_the_target_once_the_cost_is_known() -> None:
 
 
 def test_a_ttft_target_bounds_steps_that_nobody_decodes_in() -> None:
-    cost = StepCost(launch=0.002, token=1e-3)
+    cost = StepCost(launch=0.002, token=5e-4)
     bench = Bench(pages=64, budget=2048, slo=Slo(ttft=1.0))
     bench.scheduler.cost = cost
     bench.add("book", numbers(8000, 2), output=1)
