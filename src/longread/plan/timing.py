@@ -5,7 +5,7 @@ the total; the engine's own losses are spread over the parts that its cards and 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from longread.plan.calibrate import Factors, Scale
 from longread.plan.communication import host_peak
@@ -160,11 +160,15 @@ def request_cost(d: Deployment, workload: Workload, *, factors: Factors | None =
 def loaded_tpot(
     d: Deployment, workload: Workload, *, factors: Factors | None = None, cost: Cost | None = None
 ) -> Estimate:
-    """Mean seconds per output token at a steady concurrency, waiting for others' prompts included."""
+    """Mean seconds per output token at a steady concurrency, waiting for others' prompts included; of an answer of one
+    token, what a second one would take.
+    """
+    if workload.osl == 1:
+        return loaded_tpot(d, replace(workload, osl=2), factors=factors)
     reading, decoding = cost or request_cost(d, workload, factors=factors)
     streams = max(-(-workload.concurrency // d.strategy.replicas), 1)
     # While it decodes, each of the others reads one prompt; its own was read before its first token.
-    return total([reading.times(streams - 1), decoding.times(streams)]).times(1 / max(workload.osl - 1, 1))
+    return total([reading.times(streams - 1), decoding.times(streams)]).times(1 / (workload.osl - 1))
 
 
 def ttft_at_load(

@@ -66,7 +66,7 @@ def test_a_plan_says_what_others_report_and_that_no_drafter_is_loaded() -> None:
     r = search(release("V3.1"), parse_hardware("8xH20-96"), one, engines=("sglang",), fixed=Fixed(tp=8, dp=1, ep=False))
     assert any("ran out of memory at 128K" in note for note in r.notes)
     best = r.feasible[0]
-    assert best.deployment.cache == "fp8" or (best.deployment.memory_share, best.deployment.chunk) == (0.98, 2048)
+    assert best.deployment.cache == "fp8" or (best.deployment.memory_share == 0.98 and best.deployment.chunk <= 4096)
     assert any("no drafter is loaded or counted: MTP" in note for note in r.notes)
     big, machine = release("V4-Pro-0813"), parse_hardware("8xH20-141")
     two = search(big, machine, Workload(1_048_000, 512, concurrency=2), engines=("sglang",))
