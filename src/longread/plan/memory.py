@@ -14,11 +14,11 @@ SCORE_FLOATS, INDEX_FLOATS, GATHER_FLOATS, INDEX_SCRATCH_FLOATS = 1 << 21, 1 << 
 V4_MIN_BLOCK, V4_MAX_BLOCK = 8, 128
 MLA_SCORES, MLA_QUERY_BLOCK, MLA_KEY_BLOCK = 16 << 20, 256, 1024
 THREADS = 16  # where nobody says: MLA works on as many heads at a time
-# What a process takes beside weights, cache and a step, measured. The engine alone 386 MiB: 300 are Python and torch as
-# imported, the rest numba's kernels and other code as it comes into use, and some 6 stay with the allocator. Server and
-# tokenizer 50 more. Compiling numba's kernels takes some 70 on the very first run. 176 of it are libraries' files, of
-# which a system may map 60 to 120 more, and take them back.
-PROGRAM_BYTES, SERVER_BYTES = 392 * 2**20, 56 * 2**20
+# What the processes take beside weights, cache and a step, measured. The engine's 386 MiB: 300 are Python and torch as
+# imported, the rest numba's kernels and other code as it comes into use, and some 6 stay with the allocator. Compiling
+# numba's kernels takes some 70 on the very first run. 176 of it are libraries' files, of which a system may map 60 to
+# 120 more, and take them back. The server is a process of its own: up to 168 with its libraries, in the demo.
+PROGRAM_BYTES, SERVER_BYTES = 392 * 2**20, 168 * 2**20
 RUNTIME_BYTES = PROGRAM_BYTES + SERVER_BYTES
 STORE_QUEUE_BYTES = 256 * 2**20  # kv.persist.QUEUE_BYTES
 HOST_RING_SHARE = 4  # kv.host.RING_SHARE

@@ -108,8 +108,8 @@ def test_the_cache_is_said_to_be_as_large_as_it_is() -> None:
     value, reason = said(LAPTOP)
     assert value == f"{whole / 2**20:.3g} MiB"
     assert reason.startswith("twice 16 sequences of full length, more is never used; within the default of 4 GiB")
-    value, reason = said(replace(LAPTOP, available_bytes=700 * 2**20))
-    assert reason.startswith("what 90% of the 700 MiB available leaves")
+    value, reason = said(replace(LAPTOP, available_bytes=825 * 2**20))
+    assert reason.startswith("what 90% of the 825 MiB available leaves")
     value, reason = said(replace(LAPTOP, total_bytes=256 * GIB, available_bytes=200 * GIB), release("DeepSeek-V2-Lite"))
     assert value == "3.99 GiB" and reason.startswith("the default of 4 GiB")  # whole pages
 
