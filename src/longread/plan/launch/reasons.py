@@ -13,6 +13,7 @@ from longread.plan.shards import check_strategy
 from longread.plan.timing import request_cost, ttft_cold, ttft_warm
 from longread.spec.errors import ConfigError
 
+HOST_WHY = "the address it answers on; anything but loopback is open to whoever reaches it, put keys before it"
 FULL_TILE = 128  # rows of one grouped GEMM tile (DeepGEMM, Triton and Marlin alike)
 
 

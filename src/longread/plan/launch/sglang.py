@@ -29,8 +29,6 @@ TORCH = {"0.5.17": "2.11.0", "0.5.23": "2.14.1"}
 _PAGE = {"deepseek_v32": 64, "deepseek_v4": 256, "deepseek_v41": 256}
 _INIT_PORT = 20000
 
-_HOST_WHY = "the address it answers on; anything but loopback is open to whoever reaches it, put keys before it"
-
 
 def sglang_launch(d: Deployment, workload: Workload | None, options: Options) -> Launch:
     """Raises ``ConfigError`` for what this SGLang cannot do."""
@@ -91,7 +89,7 @@ def _address(d: Deployment, options: Options) -> list[Flag]:
     name = models.name_of(d, options)
     return [
         Flag("--served-model-name", name, 'what clients write in "model"'),
-        Flag("--host", options.host, _HOST_WHY),
+        Flag("--host", options.host, reasons.HOST_WHY),
         Flag("--enable-metrics", None, "Prometheus at /metrics; off by default"),
         Flag("--enable-cache-report", None, "usage says how many prompt tokens were found in the cache"),
     ]

@@ -35,8 +35,6 @@ _TUNED = {
     "H200": {(256, 256), (256, 512), (32, 2048)},
 }
 
-_HOST_WHY = "the address it answers on; anything but loopback is open to whoever reaches it, put keys before it"
-
 
 def vllm_launch(d: Deployment, workload: Workload | None, options: Options) -> Launch:
     """Raises ``ConfigError`` for what this vLLM cannot do."""
@@ -96,7 +94,7 @@ def _address(d: Deployment, options: Options) -> list[Flag]:
     name = models.name_of(d, options)
     return [
         Flag("--served-model-name", name, 'what clients write in "model"'),
-        Flag("--host", options.host, _HOST_WHY),
+        Flag("--host", options.host, reasons.HOST_WHY),
     ]
 
 
