@@ -1,0 +1,1 @@
+"""Seeded, offline workloads for benchmarks and quality gates."""
