@@ -17,7 +17,8 @@ class Expected:
 
     exact: the answer is `text` or one of `alternatives`, nothing else. contains: one of them stands in it. absent: the
     document does not hold it, and the answer must say so (`text` and `alternatives` are ways to say it). reference:
-    `text` is a model answer, compared by overlap. critical: every value in `critical` must stand in the answer unchanged.
+    `text` is a model answer, compared by overlap. critical: every value in `critical` must stand in the answer
+    unchanged.
     """
 
     kind: ExpectedKind
