@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
     from longread.plan.launch import Options
 
-PIPE_WIDTH = 260  # the ranked table with all its columns
 OSL = 512
 
 
@@ -291,8 +290,6 @@ def _print_json(document: Json) -> None:
 
 
 def _console() -> "Console":
-    from rich.console import Console  # start-up time: only where something is drawn
+    from longread.plan.tables import console  # rich, start-up time: only where something is drawn
 
-    if sys.stdout.isatty():
-        return Console(highlight=False)
-    return Console(width=PIPE_WIDTH, highlight=False)
+    return console()

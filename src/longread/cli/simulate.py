@@ -6,7 +6,6 @@ Knows: the options. Must not know: how anything is simulated.
 import argparse
 import json
 import re
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -21,8 +20,6 @@ from longread.spec.errors import ConfigError
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
-    from rich.console import Console
-
     from longread.engine.virtual import Limits
     from longread.measure.planned_cost import PlannedCost
     from longread.measure.simulate import Simulation
@@ -33,7 +30,6 @@ if TYPE_CHECKING:
 NUM_PROMPTS, OSL = 200, 512
 GENERATED = ("rate", "load", "isl", "osl", "mix", "prefix", "num_prompts")
 _CLASS = re.compile(r"([^\s=:,]{1,40})=([^:,]+):([^:,]+):([^:,]+)(?::([^:,]+))?")
-_WIDTH = 200
 
 
 def add_parser(commands: "_SubParsersAction[Parser]", name: str) -> None:
@@ -112,7 +108,9 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(document(simulation, classes, setting), indent=1, allow_nan=False))
     else:
-        print_simulation(_console(), simulation, classes, setting)
+        from longread.plan.tables import console
+
+        print_simulation(console(), simulation, classes, setting)
     return _code(simulation)
 
 
@@ -221,12 +219,6 @@ def _bar(
 
     total = sum(each.isl + each.osl for each in arrivals)
     return nullcontext(None) if quiet else tokens_bar(label, total)
-
-
-def _console() -> "Console":
-    from rich.console import Console
-
-    return Console(highlight=False) if sys.stdout.isatty() else Console(width=_WIDTH, highlight=False)
 
 
 def mix(text: str) -> "tuple[Kind, ...]":

@@ -123,23 +123,24 @@ def ls(args: argparse.Namespace) -> int:
     }
     if args.json:
         return _json({"documents": documents, "models": models, "total": totals})
-    from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
-    table = Table("document", "name", "model", "tokens", "stored", "last used", "")
+    from longread.plan.tables import console, print_records
+
+    screen = console()
+    rows = []
     for each in documents:
         marks = ", ".join(mark for mark, on in (("pinned", each["pinned"]), ("incomplete", not each["whole"])) if on)
         row = (each["id"], each["name"], each["model"], f"{each['tokens']:,}", _size(each["bytes"]))
-        table.add_row(*(Text(_plain(text)) for text in row), _when(each["used"]), marks)  # Text: no markup in it
-    if documents:
-        console.print(table)
+        rows.append([Text(_plain(text)) for text in (*row, _when(each["used"]), marks)])  # Text: no markup in it
+    if rows:
+        names = ("document", "name", "model", "tokens", "stored", "last used", "")
+        print_records(screen, names, rows, left=("name", "model", "last used", ""))
     for model in models:
-        console.print(
+        screen.print(
             Text(f"{_plain(model['label'])} {model['dtype']}: {model['records']:,} records, {_size(model['bytes'])}")
         )
-    console.print(
+    screen.print(
         f"{len(documents)} documents, {_size(stats.document_bytes)} of texts and ids; {_size(stats.live_bytes)} of "
         f"records in {_size(stats.file_bytes)} of files"
     )

@@ -8,13 +8,13 @@ from dataclasses import asdict, dataclass
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from longread.engine.virtual import Limits, Run
 from longread.measure.simulate import Alone, ClassResult, Simulation, Spread
 from longread.plan import figures
 from longread.plan.calibrate import Scale
 from longread.plan.deployment import Deployment
+from longread.plan.tables import print_records
 from longread.spec.state import PAGE_TOKENS
 
 SCHEMA = "longread.simulation/1"
@@ -143,7 +143,7 @@ def print_simulation(
         f"{limits.max_num_batched_tokens:,} tokens a step"
     )
     console.print(f"load: {escape(setting.load)}")
-    console.print(_table(classes))
+    _print_classes(console, classes)
     share = totals.busy / simulation.seconds if simulation.seconds else 0.0
     rate = totals.output_tokens / simulation.seconds if simulation.seconds else 0.0
     console.print(
@@ -165,19 +165,25 @@ def _ends(scale: Scale) -> str:
     return f"{scale.low / scale.centre:.1f}-{scale.high / scale.centre:.1f} times"
 
 
-def _table(classes: Sequence[ClassResult]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("class")
+def _print_classes(console: Console, classes: Sequence[ClassResult]) -> None:
     refused = any(each.refused for each in classes)
     judged = any(each.good is not None for each in classes)
-    names = ["requests", "queue p50/p99", "TTFT p50/p99", "of alone p50/p99", "TPOT mean/p99", "gap p99/max"]
-    names += ["E2E p50/p99", "of alone", "reused", "preempted"]
+    names = [
+        "class",
+        "requests",
+        "queue p50/p99",
+        "TTFT p50/p99",
+        "TTFT of alone p50/p99",
+        "TPOT mean/p99",
+        "gap p99/max",
+    ]
+    names += ["E2E p50/p99", "E2E of alone p50/p99", "reused", "preempted"]
     names += ["not served"] if refused else []
     names += ["meets targets"] if judged else []
-    for name in names:
-        table.add_column(name, justify="right")
+    rows = []
     for each in classes:
         cells = [
+            escape(each.kind),
             f"{each.requests:,}",
             _pair(each.queue),
             _pair(each.ttft),
@@ -191,8 +197,8 @@ def _table(classes: Sequence[ClassResult]) -> Table:
         ]
         cells += [f"{sum(each.refused.values()):,}"] if refused else []
         cells += ["-" if each.good is None else f"{each.good:.0%}"] if judged else []
-        table.add_row(escape(each.kind), *cells)
-    return table
+        rows.append(cells)
+    print_records(console, names, rows)
 
 
 def _pair(spread: Spread | None) -> str:

@@ -2,7 +2,6 @@
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from longread.plan.calibrate import (
     Calibration,
@@ -16,6 +15,7 @@ from longread.plan.calibrate import (
 from longread.plan.estimate import Estimate
 from longread.plan.figures import rate, seconds, span
 from longread.plan.published import Run, left_out
+from longread.plan.tables import print_records
 
 MILLI = ("ttft", "tpot")
 
@@ -23,26 +23,36 @@ MILLI = ("ttft", "tpot")
 def print_published(console: Console) -> None:
     """Every published run: measured, predicted with and without itself, inside the interval or why not."""
     held = leave_one_out()
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for name in ("run", "engine, hardware", "measured", "predicted", "without this run", "error", "inside", "source"):
-        table.add_column(name, overflow="fold")
+    names = (
+        "run",
+        "deployment",
+        "measured",
+        "predicted",
+        "without this run",
+        "error",
+        "inside",
+        "source",
+        "why outside",
+    )
+    rows = []
     factors = default_factors()
     for h in held:
         d = h.run.deployment
-        inside = "[green]yes[/]" if h.holds else f"[red]no[/]: {escape(h.reason)}"
-        if not h.run.fit:
-            inside += " [dim](not fitted)[/]"
-        table.add_row(
-            escape(h.run.label),
-            f"{d.engine} {d.strategy.label} {d.hardware.label}",
-            _value(h.run),
-            _shown(h.run, predict(h.run, factors)),
-            _shown(h.run, h.predicted),
-            f"{h.error:+.0%}",
-            inside,
-            escape(h.run.source),
+        inside = ("[green]yes[/]" if h.holds else "[red]no[/]") + ("" if h.run.fit else " [dim](not fitted)[/]")
+        rows.append(
+            (
+                escape(h.run.label),
+                f"{d.engine} {d.strategy.label} {d.hardware.label}",
+                _value(h.run),
+                _shown(h.run, predict(h.run, factors)),
+                _shown(h.run, h.predicted),
+                f"{h.error:+.0%}",
+                inside,
+                escape(h.run.source),
+                escape(h.reason),
+            )
         )
-    console.print(table)
+    print_records(console, names, rows, left=names)
     console.print(published_summary(held))
     for what, why in left_out():
         console.print(f"[dim]not in the table: {escape(what)}: {escape(why)}[/]")
@@ -104,13 +114,12 @@ def published_rows() -> list[dict[str, object]]:
 def print_calibration(console: Console, c: Calibration) -> None:
     """Own runs: measured, predicted before, after, and with the run itself left out."""
     console.print(f"[bold]calibration[/] with {len(c.rows)} runs of your own")
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for name in ("  run", "measured", "before", "after", "with this run left out"):
-        table.add_column(name)
+    rows = []
     for row in c.rows:
         shown = [f"{span(e)} {e.centre / row.run.value - 1:+.0%}" for e in (row.before, row.after, row.held_out)]
-        table.add_row(f"  {escape(row.run.label)}", seconds(row.run.value), *shown)
-    console.print(table)
+        rows.append((escape(row.run.label), seconds(row.run.value), *shown))
+    names = ("run", "measured", "before", "after", "with this run left out")
+    print_records(console, names, rows, left=names)
     console.print(
         f"  median error of the centre: before {c.error('before'):.0%}, after {c.error('after'):.0%}, "
         f"each run left out {c.error('held_out'):.0%}"

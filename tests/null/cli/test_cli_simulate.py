@@ -116,3 +116,16 @@ def test_a_mix_has_shares_lengths_and_priorities() -> None:
     chat, book = mix("chat=0.9:8K:256,book=10%:1M:64:100")
     assert (chat.name, chat.share, chat.isl, chat.osl, chat.priority) == ("chat", 0.9, 8192, 256, 0)
     assert (book.share, book.isl, book.priority) == (0.1, 2**20, 100)
+
+
+def test_no_figure_is_cut_on_a_terminal_of_80_columns(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("longread.plan.tables.PIPED", 80)
+    load = ["--rate", "1", "--mix", "short=75%:8K:16,long=25%:128K:16", "--num-prompts", "8"]
+    assert cli.main([*HERE, *load, "--slo", "ttft=5s"]) == 0
+    shown = capsys.readouterr().out
+    assert "…" not in shown
+    assert max(len(line) for line in shown.splitlines()) <= 80
+    (named,) = [line for line in shown.splitlines() if line.startswith("class")]
+    assert sorted(named.split()) == ["class", "long", "short"]
+    for name in ("queue p50/p99", "TTFT p50/p99", "gap p99/max", "E2E of alone p50/p99", "meets targets"):
+        assert f"\n{name} " in shown

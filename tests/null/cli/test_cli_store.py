@@ -217,3 +217,16 @@ def test_what_is_no_store_of_ours_is_told_and_left_as_it_is(
     wanted = {"database": "not a Longread store; use another folder", "newer": "of format 9; this version of longread"}
     assert ("none.lrd" if words[0] == "import" else wanted.get(what, "there is no store")) in said
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_ls_is_whole_in_a_pipe_and_on_a_narrow_terminal(
+    folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run(capsys, folder, "ls")
+    monkeypatch.setattr("longread.plan.tables.PIPED", 60)
+    narrow = run(capsys, folder, "ls")
+    for cell in ("doc-aa11", "doc-bb33", "novel [2]", "701", "5.1 KiB"):
+        assert cell in whole
+        assert cell in narrow
+    assert max(len(line) for line in narrow.splitlines()[:-1]) <= 60
+    assert "…" not in whole + narrow
