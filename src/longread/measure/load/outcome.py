@@ -22,22 +22,28 @@ class Outcome:
     else that broke (5xx, a lost connection, half a stream, a stream that is not one); timeout; cancelled: by the
     client, at Ctrl-C or at the end of a bounded run.
     ``failure``: a short word for what went wrong, the same for all of its kind ("http 429", "half a stream").
-    ``due``: when the schedule wanted it sent; ``sent``: when its first byte was handed to the socket's writer.
+    ``index``: its place in the sequence of asks. ``due``: when the schedule wanted it sent; ``held``: seconds that the
+    cap on concurrency, or an earlier turn of its session, held it after that; ``sent``: when the client began to send
+    it, body ready, no connection sought yet.
     ``first_byte``: the response's head. ``first_chunk``: the first event with a choice, the empty role chunk included.
     ``first_reasoning``, ``first_answer``: the first reasoning text and the first answer text (tool calls count as
     answer). ``last``: the last event of the answer (text, finish reason or usage), before [DONE].
     ``chunk_times``: of each event with text; ``chunk_tokens``: tokens of each, empty where the server does not say.
-    ``tokens_from``: who counted ``output_tokens``. ``new_connection``: whether one had to be opened for it.
+    ``tokens_from``: who counted ``output_tokens``; ``counted_tokens``: the tokenizer's own count of the answer, beside
+    the server's. ``server_timing``: milliseconds by the server's own names.
+    ``new_connection``: whether one had to be opened for it.
     """
 
     key: str
     kind: str
+    index: int = 0
     session: str | None = None
     status: Status = "failed"
     http_status: int | None = None
     failure: str | None = None
     error: str | None = None
     due: float = 0.0
+    held: float = 0.0
     sent: float = 0.0
     first_byte: float | None = None
     first_chunk: float | None = None
@@ -52,6 +58,7 @@ class Outcome:
     cached_tokens: int | None = None
     reasoning_tokens: int | None = None
     tokens_from: Literal["usage", "tokenizer"] | None = None
+    counted_tokens: int | None = None
     finish_reason: str | None = None
     text: str = ""
     reasoning: str = ""
@@ -100,13 +107,13 @@ class Outcome:
 
     @property
     def lateness(self) -> float:
-        """Seconds that it was sent after its time."""
-        return max(self.sent - self.due, 0.0)
+        """Seconds that the client sent it after its time, what held it on purpose taken off."""
+        return max(self.sent - self.due - self.held, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Seconds: a quantity of the client's own."""
+    """A quantity of the client's own, in seconds."""
 
     count: int
     p50: float
@@ -117,22 +124,20 @@ class Spread:
 @dataclass(frozen=True, slots=True)
 class Overhead:
     """What the client itself cost while it ran. ``loop_lag``: how late the event loop woke for a timer of its own.
-    ``lateness``: of sends against the schedule, where the schedule has times. ``cpu_share``: CPU seconds of the client's
-    process per second, 1 is one core. ``added_ttft``: against a null server on loopback, its own time taken off, with
-    one stream; None where it was not calibrated. ``warnings``: why figures of this run are not to be trusted.
+    ``lateness``: of sends, after the schedule or after what held them ended. ``cpu_share``: CPU seconds of the client's
+    process per second, 1 is one core. ``new_connections``: how many of the measured requests had to open one.
     """
 
     loop_lag: Spread | None
     lateness: Spread | None
     cpu_share: float | None
-    added_ttft: Spread | None = None
-    warnings: tuple[str, ...] = ()
+    new_connections: int = 0
 
 
 @dataclass(slots=True)
 class Run:
-    """``outcomes`` in the order of their end, warm-ups apart in ``warmups``. ``started``: Unix time of the run's clock's
-    0, after the warm-ups. ``duration``: seconds until the last request ended. ``planned``: requests wanted; with
+    """``outcomes`` in the order of their end, warm-ups apart in ``warmups``. ``started``: Unix time of 0 on the run's
+    clock, after the warm-ups. ``duration``: seconds until the last request ended. ``planned``: requests wanted; with
     ``partial`` fewer were measured. ``peak``: most requests in flight at one instant.
     """
 
