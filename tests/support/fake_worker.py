@@ -3,9 +3,11 @@
 The task may hold: ``engine`` (FakeEngine's options), ``step_seconds`` (each step sleeps so long), ``load_seconds``,
 ``refuse`` (the text of a ConfigError), ``die`` (status that loading ends the process with), ``hang_at`` (the step that
 sleeps for ever), ``fail_at`` (the step that raises), ``garble_at`` (the step behind which nonsense is sent), ``lie_at``
-(the step that ends a request twice).
+(the step that ends a request twice), ``collector`` (a file that each step writes the garbage collector's state to).
 """
 
+import gc
+import json
 import os
 import sys
 import time
@@ -38,6 +40,9 @@ class ScriptedEngine(FakeEngine):
         task = self._task
         time.sleep(task.get("step_seconds", 0.0))
         events = list(super().step())
+        if "collector" in task:
+            state = {"threshold": gc.get_threshold(), "frozen": gc.get_freeze_count()}
+            Path(task["collector"]).write_text(json.dumps(state), encoding="utf-8")
         if self.steps == task.get("hang_at"):
             time.sleep(3600)
         if self.steps == task.get("fail_at"):

@@ -28,6 +28,7 @@ from typing import Any
 from pydantic import JsonValue
 
 from longread.server.worker import messages
+from longread.server.worker.collecting import Collections
 from longread.server.worker.frames import Channel, ChannelError
 from longread.spec.engine import (
     Engine,
@@ -128,8 +129,10 @@ def _serve(channel: Channel, commands: Commands, load: Load) -> int:
         return _refuse(channel, "config", error)
     except CheckpointError as error:
         return _refuse(channel, "checkpoint", error)
+    collections = Collections()
+    collections.begin()
     channel.send(messages.LOADED, messages.encode_loaded(engine.info, engine.stats(), told))
-    return _Served(channel, engine, Watchdog(setup["step_timeout"])).run(commands)
+    return _Served(channel, engine, Watchdog(setup["step_timeout"]), collections).run(commands)
 
 
 def _refuse(channel: Channel, kind: messages.FailedAs, error: Exception) -> int:
@@ -140,10 +143,11 @@ def _refuse(channel: Channel, kind: messages.FailedAs, error: Exception) -> int:
 class _Served:
     """An engine at work."""
 
-    def __init__(self, channel: Channel, engine: Engine, watchdog: Watchdog):
+    def __init__(self, channel: Channel, engine: Engine, watchdog: Watchdog, collections: Collections):
         self._channel = channel
         self._engine = engine
         self._watchdog = watchdog
+        self._collections = collections
         self._numbers: dict[str, int] = {}
         self._names: dict[int, str] = {}
         self._watched: dict[int, int] = {}  # tokens as they were told
@@ -154,6 +158,8 @@ class _Served:
     def run(self, commands: Commands) -> int:
         while True:
             self._watchdog.beat()
+            if not self._engine.has_work():
+                self._collections.rest()
             try:
                 kind, told = commands.get(not self._engine.has_work(), self._watchdog.idle_seconds)
                 while kind != messages.CLOSE:
@@ -165,6 +171,7 @@ class _Served:
                 pass
             if self._engine.has_work():
                 self._report(self._engine.step())
+                self._collections.busy()
 
     def _obey(self, kind: bytes, told: Any) -> None:
         if kind == messages.SUBMIT:
