@@ -90,6 +90,9 @@ def _reason(
     if others:
         note = f"the text was read under {', '.join(others)}, whose cache has another format"
         return "other model or format", known, note, None
+    if cached:
+        note = f"the last {new} tokens are new: nothing that was read before goes on after token {known}"
+        return "new text", known, note + _distance(cached, known), None
     note = f"nothing was read before that goes on after token {known}" if known else "nothing was read before"
     return "never seen", known, note + _distance(cached, known), None
 

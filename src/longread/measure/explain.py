@@ -14,7 +14,10 @@ from longread.measure.calls import head_line, printable, reuse_line
 # What a reason means and what can be done about it.
 ADVICE = {
     "complete": "All that could be reused was: at least the last token is always computed.",
-    "never seen": "Nothing that begins like this prompt was read before, or the server has forgotten that it was.",
+    "new text": "It goes on from a text that was read before, which was reused; new text is always computed (or the "
+    "server has forgotten that it read it).",
+    "never seen": "No prompt that begins like this one was read before (beyond what all have in common), or the server "
+    "has forgotten that it was.",
     "differs": "A prompt is reused up to its first difference only: put what changes (dates, names, the question) "
     "behind what stays.",
     "evicted": "It was read before and made room for others: give the cache or --store-size more, or pin the document.",
@@ -29,21 +32,6 @@ ADVICE = {
     "caching off": "The server runs without prefix caching.",
 }
 
-NEARLY_ALL = 0.9  # of a prompt's tokens
-
-
-def advice(reuse: Mapping[str, Any]) -> str:
-    """What the reason means for this call: text that is new at the end is no miss that anything can be done about."""
-    at, total = reuse["at"], reuse["prompt_tokens"]
-    if reuse["reason"] != "never seen" or not at:
-        return ADVICE.get(reuse["reason"], "")
-    if total - reuse["recomputed_tokens"] >= NEARLY_ALL * total:
-        return f"Nearly all of it was reused: what follows token {at:,} is new, and new text is always computed."
-    return (
-        f"The prompt begins like one that was read before; what follows token {at:,} was not read before, or the "
-        "server has forgotten that it was."
-    )
-
 
 def draw(record: Mapping[str, Any], console: Console) -> None:
     """The explanation of one record, from ``calls.Source.one``."""
@@ -53,7 +41,7 @@ def draw(record: Mapping[str, Any], console: Console) -> None:
     if reuse is None:
         console.print(Text("The request was never admitted, or has not been yet."))
         return
-    console.print(Text(advice(reuse)))
+    console.print(Text(ADVICE.get(reuse["reason"], "")))
     found = record.get("difference")
     if found is None:
         return

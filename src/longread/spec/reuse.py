@@ -8,6 +8,7 @@ from typing import Literal, get_args
 
 MissReason = Literal[
     "complete",
+    "new text",
     "never seen",
     "differs",
     "evicted",
@@ -37,9 +38,10 @@ class Reuse:
 
     The four parts add up to ``prompt_tokens``. A token counts for the tier that its page came from: ``host`` and
     ``disk`` were loaded for this request. At least one token is always recomputed. ``reason`` says why no more was
-    reused: "complete" if all but the last token were (or all that any landing rule allows before it). ``at``: the
-    position up to which the prompt was known to some tier, where it differs, or where the broken record lies; None
-    where no position is meant. ``note``: one sentence for a person. ``excerpt``: for "differs".
+    reused: "complete" if all but the last token were (or all that any landing rule allows before it), "new text" if
+    the prompt goes on from what was reused as nothing that was read before does, "never seen" if nothing was reused.
+    ``at``: the position up to which the prompt was known to some tier, where it differs, or where the broken record
+    lies; None where no position is meant. ``note``: one sentence for a person. ``excerpt``: for "differs".
     """
 
     prompt_tokens: int

@@ -74,9 +74,7 @@ def test_a_new_process_answers_the_same_from_the_disk(groups, length: int, suffi
         assert warm == cold
         assert end.reuse is not None and end.reuse.disk_tokens == end.cached_tokens > length - 600
         assert end.reuse.recomputed_tokens == length + suffix - end.cached_tokens
-        assert (
-            end.reuse.reason == "complete" if not suffix else end.reuse.reason in ("complete", "differs", "never seen")
-        )
+        assert end.reuse.reason == "complete" if not suffix else end.reuse.reason in ("complete", "differs", "new text")
         again, end = ask(engine, tokens + prompt(suffix, 7), "again")
         assert again == cold and end.reuse.device_tokens == end.cached_tokens
         parts = end.times.parts()
@@ -303,6 +301,18 @@ def test_a_difference_is_shown_with_both_texts(groups) -> None:
     assert reuse.excerpt.asked == other[shown]
     assert reuse.excerpt.known == base[reuse.excerpt.start : reuse.excerpt.start + len(reuse.excerpt.known)]
     assert ask(engine, prompt(600, 5), "new")[1].reuse.reason == "never seen"
+
+
+@BOTH
+def test_where_nearly_all_was_reused_the_reason_is_about_the_rest(groups) -> None:
+    engine = toy_engine(groups)
+    base = prompt(1500)
+    answer, _ = ask(engine, base)
+    _, end = ask(engine, (*base, *answer, *prompt(30, 9)), "next turn")
+    reuse = end.reuse
+    assert reuse.reused_tokens > 1400 and reuse.reason == "new text"
+    assert reuse.note.startswith(f"the last {reuse.prompt_tokens - reuse.at} tokens are new: ")
+    assert dict(engine.stats().misses) == {"never seen": 1, "new text": 1}
 
 
 @BOTH

@@ -86,15 +86,6 @@ def test_no_id_of_the_list_is_cut(
     assert all(len(line) < 200 and "…" not in line and "finished" in line for line in lines[1:])
 
 
-def test_never_seen_depends_on_where() -> None:
-    def said(at: int | None, computed: int) -> str:
-        return explain.advice({"reason": "never seen", "at": at, "prompt_tokens": 1000, "recomputed_tokens": computed})
-
-    assert said(0, 1000) == said(None, 1000) == explain.ADVICE["never seen"]
-    assert said(300, 700).startswith("The prompt begins like one that was read before; what follows token 300 ")
-    assert said(985, 15).startswith("Nearly all of it was reused: what follows token 985 is new")
-
-
 def test_the_difference_is_shown_and_a_terminal_is_not_obeyed(server: Serving) -> None:
     ask(server, PAGE + "The cat \x1b]0;owned\x07 sat on the mat.")
     name = ask(server, PAGE + "The dog sat on the mat.").json()["id"]
