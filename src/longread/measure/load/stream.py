@@ -72,11 +72,21 @@ class Reader:
                 self._chunk(_object(data), now)
 
     def close(self) -> None:
-        """The body is over. Raises StreamError where the answer is not whole: neither [DONE] nor a finish reason."""
+        """The body is over. Raises StreamError where the answer is not whole: neither [DONE] nor a finish reason, or
+        no chunk at all.
+        """
         out = self.outcome
-        out.text, out.reasoning = "".join(self._answer), "".join(self._reasoning)
         if not self.done and out.finish_reason is None:
             raise StreamError("half a stream", f"the stream ended after {len(out.chunk_times)} chunks with text")
+        if out.first_chunk is None:
+            raise StreamError("empty answer", "the stream ended without a single choice")
+
+    def keep(self) -> None:
+        """Put the texts into the outcome, also of an answer that broke off."""
+        out = self.outcome
+        out.text, out.reasoning = "".join(self._answer), "".join(self._reasoning)
+        if len(out.chunk_tokens) != len(out.chunk_times):  # not every chunk told
+            del out.chunk_tokens[:]
 
     def _chunk(self, chunk: Mapping[str, Any], now: float) -> None:
         out = self.outcome

@@ -1,0 +1,82 @@
+"""The bodies of a run, made before it and kept out of the way: building a long document while others are timed would
+be seen in their figures.
+
+Knows asks and a temporary file. Must not know when or how they are sent.
+"""
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+from longread.measure.load.target import Target
+from longread.measure.workloads.ask import Ask
+from longread.spec.errors import ConfigError
+
+MEMORY_BYTES = 256 * 2**20  # above, bodies lie in a file
+MOST_BYTES = 16 * 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Stub:
+    """What is left in memory of an ask. ``open_turns``: it waits for answers, so its body is made when it is sent."""
+
+    key: str
+    kind: str
+    session: str | None
+    isl: int | None
+    open_turns: bool
+    offset: int
+    length: int
+
+
+class Bodies:
+    """Bodies by index, as a context that removes them. An ask that wants its session's answers is built when it is
+    taken, from ``asks``.
+    """
+
+    def __init__(self, asks: Sequence[Ask], target: Target, tell: Callable[[int], None] = lambda _: None):
+        """Makes them all; ``tell`` is told how many are done. Raises ConfigError: an ask that the target's backend
+        cannot carry, or more bytes than the temporary folder may be asked to hold.
+        """
+        self._asks, self._target = asks, target
+        self._file = tempfile.SpooledTemporaryFile(MEMORY_BYTES)  # noqa: SIM115 - this object is the context
+        self.stubs: list[Stub] = []
+        size = 0
+        try:
+            for number in range(len(asks)):
+                ask = asks[number]
+                body = b"" if ask.answers else target.body(ask)
+                self._file.write(body)
+                self.stubs.append(Stub(ask.key, ask.kind, ask.session, ask.isl, ask.answers, size, len(body)))
+                size += len(body)
+                if size > MOST_BYTES:
+                    raise ConfigError(
+                        f"the requests' bodies are more than {MOST_BYTES // 2**30} GiB at ask {number + 1:,} of "
+                        f"{len(asks):,}: ask for fewer prompts or shorter ones"
+                    )
+                tell(number + 1)
+        except OSError as error:
+            self._file.close()
+            raise ConfigError(
+                f"no room for the requests' bodies in {tempfile.gettempdir()} ({os.strerror(error.errno or 0)}, "
+                f"{size / 2**20:,.0f} MiB so far): set TMPDIR to a larger disk, or ask for fewer prompts"
+            ) from error
+        except BaseException:
+            self._file.close()
+            raise
+
+    def body(self, index: int, answers: Sequence[str]) -> bytes:
+        """Raises ConfigError where the session has fewer answers than the ask wants."""
+        stub = self.stubs[index]
+        if stub.open_turns:
+            return self._target.body(self._asks[index], answers)
+        self._file.seek(stub.offset)
+        return self._file.read(stub.length)
+
+    def __enter__(self) -> "Bodies":
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._file.close()
