@@ -48,6 +48,7 @@ HEAVY = {"torch", "transformers"}
 BROAD_EXCEPT: dict[str, str] = {
     "longread.cli.main": "the process's edge: an unknown error becomes one line and an exit code",
     "longread.server.driver": "the engine thread's edge: its failure becomes the end of every request",
+    "longread.server.subscription": "one stream's edge: what breaks in it is raised in its own task and ends no other",
     "longread.server.worker.child": "the engine process's edge: what breaks is logged, and the server finds it gone",
     "longread.wire.tokenizer": "the edge of a third-party parser that raises Exception itself for a bad tokenizer.json",
     "longread.wire.documents.formats": "the edge of third-party readers: what a damaged PDF or DOCX raises is open",

@@ -11,11 +11,11 @@ from starlette.responses import Response
 
 from longread.server.body import clock_of, offload, with_body
 from longread.server.clock import Clock
-from longread.server.driver import Subscription
 from longread.server.named import may_name_documents, texts_named
 from longread.server.output import ChoiceText, TokenLogprobs
 from longread.server.prompts import Prompt, pieces_bytes, prompt_of
 from longread.server.state import ServerState, state_of
+from longread.server.subscription import Subscription
 from longread.server.work import engine_requests, new_id, open_call, respond, start
 from longread.spec.engine import FinishEvent, TokenEvent
 from longread.spec.errors import InvalidRequestError

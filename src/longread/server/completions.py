@@ -11,10 +11,10 @@ from starlette.responses import Response
 
 from longread.server.body import clock_of, media_type, offload, with_body
 from longread.server.clock import Clock
-from longread.server.driver import Subscription
 from longread.server.output import ChoiceText, TokenLogprobs
 from longread.server.prompts import Prompt, check_count, prompt_of, prompt_of_ids, text_bytes
 from longread.server.state import ServerState, state_of
+from longread.server.subscription import Subscription
 from longread.server.work import engine_requests, new_id, open_call, respond, start
 from longread.spec.engine import FinishEvent, TokenEvent
 from longread.spec.errors import InvalidRequestError

@@ -29,6 +29,7 @@ from longread.server.deadlines import Deadlines
 from longread.server.ends import broken_error, failed_event, overflow_error, restarting_error, shutting_down_error
 from longread.server.restarts import Restarts
 from longread.server.roles import Observer, ProcessEngine
+from longread.server.subscription import Subscription
 from longread.spec.engine import (
     Engine,
     EngineInfo,
@@ -54,47 +55,6 @@ EXPLAIN_SECONDS = 20.0  # for the step that runs to end
 JOIN_SECONDS = 60.0  # a step in progress ends first; one that never ends must not hold the process
 
 State = Literal["loading", "ready", "restarting", "closing", "failed", "closed"]
-
-
-class Subscription:
-    """The events of one HTTP call's requests, in order. Belongs to the loop thread.
-
-    ``refusals`` holds the error of each request that did not end in the engine, by request id.
-    """
-
-    def __init__(self, requests: Sequence[GenerationRequest]):
-        self.choice = {request.request_id: index for index, request in enumerate(requests)}
-        self.open = len(requests)
-        self.refusals: dict[str, RequestError] = {}
-        self._events: list[Event] = []
-        self._waiter: asyncio.Future[None] | None = None
-
-    async def take(self) -> list[Event]:
-        """All events that are here, at least one. Empty once every request has ended and all was taken."""
-        if not self._events and self.open:
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        events, self._events = self._events, []
-        return events
-
-    @property
-    def unread(self) -> int:
-        """Events that nobody has taken."""
-        return len(self._events)
-
-    def push(self, event: Event) -> None:
-        """Add an event; ``wake`` hands it over."""
-        self._events.append(event)
-        if isinstance(event, FinishEvent):
-            self.open -= 1
-
-    def wake(self) -> None:
-        """Let ``take`` return."""
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
 
 
 @dataclass(slots=True)
@@ -362,8 +322,7 @@ class EngineDriver:
         self._drop(request_id, why)
         live.dropped, live.told = why, True
         live.subscription.refusals[request_id] = error
-        live.subscription.push(failed_event(live.request, error))
-        live.subscription.wake()
+        live.subscription.give([failed_event(live.request, error)])
 
     def _overflowing(self, subscription: Subscription) -> None:
         error = overflow_error(subscription.unread, self.admission.limits.max_stream_buffer)
@@ -374,7 +333,9 @@ class EngineDriver:
     # Loop side: called by the engine thread through call_soon_threadsafe, in order.
 
     def _deliver(self, events: Sequence[Event], at: float) -> None:
-        woken: dict[int, Subscription] = {}
+        """Give each call what came for it, in one go; what is only counted waits until all has been written."""
+        given: dict[Subscription, list[Event]] = {}
+        gaps: list[float] = []
         for event in events:
             live = self._live.get(event.request_id)
             if live is None:
@@ -382,22 +343,23 @@ class EngineDriver:
             if isinstance(event, TokenEvent):
                 if live.dropped is not None:
                     continue
-                if self._observer is not None:
-                    self._observer.token(None if live.last_token is None else at - live.last_token)
                 if live.last_token is None:
                     self.admission.first_token(event.request_id)
                     self._deadlines.first_token(event.request_id)
+                else:
+                    gaps.append(at - live.last_token)
                 live.last_token = at
             else:
                 self._ended(event, live)
                 if live.told:
                     continue
-            live.subscription.push(event)
-            woken[id(live.subscription)] = live.subscription
-        for subscription in woken.values():
-            subscription.wake()
+            given.setdefault(live.subscription, []).append(event)
+        for subscription, mine in given.items():
+            subscription.give(mine)
             if subscription.unread > self.admission.limits.max_stream_buffer:
                 self._overflowing(subscription)
+        if gaps and self._observer is not None:
+            self._observer.gaps(gaps)
 
     def _ended(self, event: FinishEvent, live: _Live) -> None:
         del self._live[event.request_id]

@@ -6,7 +6,7 @@ Gauges and counters of the engine are read when scraped, by a collector over the
 observed as tokens and ends arrive. Every server has its own registry: nothing is global.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -293,9 +293,9 @@ class ServerMetrics:
             registry=self.registry,
         )
 
-    def token(self, gap: float | None) -> None:
-        """One output token, ``gap`` seconds behind the one before it; None for the first."""
-        if gap is not None:
+    def gaps(self, seconds: Sequence[float]) -> None:
+        """Output tokens came, so many seconds behind the ones before them."""
+        for gap in seconds:
             self._itl.observe(gap)
 
     def finish(self, event: FinishEvent, reason: str) -> None:

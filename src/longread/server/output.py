@@ -5,7 +5,7 @@ Knows: tokenizer and stop strings. Must not know: chat markup, response shapes.
 
 from collections.abc import Iterable
 
-from longread.server.driver import Subscription
+from longread.server.subscription import Subscription
 from longread.spec.engine import FinishEvent, TokenEvent
 from longread.spec.errors import EngineFailedError, OverloadedError, RequestError
 from longread.wire.detokenize import IncrementalDetokenizer, StopChecker

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from longread.spec.errors import HeadTooLargeError, RequestError, RequestTimeoutError
 from longread.wire.responses import error_body
 
 MAX_HEAD_BYTES = 64 * 1024
 HEAD_SECONDS = 60.0
+PIECES = "longread.pieces"
 
 _PHRASES = {408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
 
@@ -29,6 +30,30 @@ class Patience:
 
     seconds: Callable[[], float | None]
     over: Callable[[], None]
+
+
+class PieceWriter:
+    """Writes pieces of an answer that has begun, past ASGI: one call of the transport for each, no coroutine.
+
+    What ASGI's ``send`` keeps is not touched: a piece of a chunked body is counted nowhere. An app finds it under
+    ``PIECES`` in its scope's extensions; other servers have none.
+    """
+
+    def __init__(self, cycle: RequestResponseCycle):
+        self._cycle = cycle
+
+    @property
+    def ready(self) -> bool:
+        """Whether a piece can be written: ``send`` would not wait, and a chunked body is under way."""
+        cycle = self._cycle
+        if cycle.flow.write_paused or cycle.disconnected or cycle.transport.is_closing():
+            return False
+        under_way = cycle.response_started and not cycle.response_complete
+        return under_way and cycle.chunked_encoding is True and cycle.scope["method"] != "HEAD"
+
+    def write(self, piece: bytes) -> None:
+        """Only where it is ready, and not an empty one: that would end the body."""
+        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -72,6 +97,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head, self._unparsed = False, 0
         self._stop_timer()
         super().on_headers_complete()
+        pieces: Any = PieceWriter(self.cycle)
+        self.scope["extensions"] = {PIECES: pieces}  # the app's task begins later
 
     def on_body(self, body: bytes) -> None:
         self._unparsed = 0

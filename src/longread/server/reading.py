@@ -12,8 +12,9 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Literal
 
-from longread.server.driver import EngineDriver, Subscription, Watch
+from longread.server.driver import EngineDriver, Watch
 from longread.server.output import error_of
+from longread.server.subscription import Subscription
 from longread.spec.documents import Document, DocumentShelf
 from longread.spec.engine import INGEST_PRIORITY, EngineStats, FinishEvent, GenerationRequest, SamplingParams
 from longread.spec.errors import ContextLengthError, EngineFailedError, OverloadedError, RequestError, StoreError

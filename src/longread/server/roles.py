@@ -3,6 +3,7 @@
 Protocols only.
 """
 
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 from longread.spec.engine import FinishEvent
@@ -24,8 +25,8 @@ class ProcessEngine(Protocol):
 class Observer(Protocol):
     """Told on the loop thread, for metrics."""
 
-    def token(self, gap: float | None) -> None:
-        """One output token; seconds since the one before it, None for the first."""
+    def gaps(self, seconds: Sequence[float]) -> None:
+        """Output tokens came, so many seconds after the ones before them; first tokens are not among them."""
         ...
 
     def finish(self, event: FinishEvent, reason: str) -> None:

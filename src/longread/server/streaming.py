@@ -11,7 +11,8 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from longread.server.driver import EngineDriver, Subscription
+from longread.server.driver import EngineDriver
+from longread.server.subscription import Subscription
 
 Result = TypeVar("Result")
 

@@ -14,13 +14,14 @@ from starlette.types import Receive
 
 from longread.server.body import clock_of
 from longread.server.calls import Call
-from longread.server.driver import Subscription
 from longread.server.errors import json_response
 from longread.server.gate import TIMING_HEADER
 from longread.server.output import ChoiceText, timings_of
 from longread.server.prompts import Prompt
+from longread.server.protocol import PIECES, PieceWriter
 from longread.server.state import ServerState
 from longread.server.streaming import EventStream, while_connected
+from longread.server.subscription import Subscription
 from longread.spec.engine import Event, FinishEvent, GenerationRequest, TokenEvent
 from longread.spec.errors import ContextLengthError, InvalidRequestError, RequestError
 from longread.wire import sse
@@ -192,7 +193,8 @@ async def respond(
 ) -> Response:
     """Run to the end and answer, or answer with a stream that runs. Raises RequestError before anything is sent."""
     if fields.stream:
-        chunks = _stream(state, call, subscription, answer, fields.include_usage)
+        pieces: PieceWriter | None = request.scope.get("extensions", {}).get(PIECES)
+        chunks = _stream(state, call, subscription, answer, fields.include_usage, pieces)
         known = {TIMING_HEADER: call.timing.header()}
         return EventStream(chunks, state.driver, subscription, known, lambda: state.calls.end(call))
     try:
@@ -209,18 +211,40 @@ def _told(call: Call, answer: Answer[AnyChoice]) -> Json:
 
 
 async def _stream(
-    state: ServerState, call: Call, subscription: Subscription, answer: Answer[AnyChoice], with_usage: bool
+    state: ServerState,
+    call: Call,
+    subscription: Subscription,
+    answer: Answer[AnyChoice],
+    with_usage: bool,
+    pieces: PieceWriter | None,
 ) -> AsyncIterator[bytes]:
-    """One block of events a step. An error after the start is an event, since the status is sent by then."""
+    """One block of events a step. An error after the start is an event, since the status is sent by then.
+
+    From the second block on, blocks are written through ``pieces`` as the tokens come, as long as that takes them.
+    """
+
+    def block(events: Iterable[Event]) -> bytes:
+        chunks: list[bytes] = []
+        for choice, found in feed(state, call, subscription, answer.choices, events):
+            chunks += answer.chunks(choice, found)
+        return b"".join(chunks)
+
+    def direct(events: Sequence[Event]) -> bool:
+        assert pieces is not None
+        if not pieces.ready:
+            return False
+        if told := block(events):
+            pieces.write(told)
+        return True
+
     try:
         async for events in batches(subscription):
-            block = [] if events else [sse.KEEP_ALIVE]
-            for choice, found in feed(state, call, subscription, answer.choices, events):
-                block += answer.chunks(choice, found)
-            if block:
-                yield b"".join(block)
+            told = block(events) if events else sse.KEEP_ALIVE
+            if told:
+                yield told
                 if events and call.clock.first_byte is None:
                     call.clock.sent()  # the generator goes on when the block is with the socket
+                    subscription.direct = direct if pieces is not None else None
     except RequestError as error:
         call.failed(error)
         yield sse.error_event(error) + sse.DONE
@@ -257,10 +281,15 @@ async def run_to_end(
 ) -> None:
     """For answers in one piece. Whatever way it ends, nothing of it goes on in the engine."""
 
+    def take(events: Iterable[Event]) -> bool:
+        for _ in feed(state, call, subscription, choices, events):
+            pass
+        return True
+
     async def run() -> None:
+        subscription.direct = take
         async for events in batches(subscription):
-            for _ in feed(state, call, subscription, choices, events):
-                pass
+            take(events)
 
     try:
         await while_connected(receive, run())

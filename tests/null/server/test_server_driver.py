@@ -9,9 +9,10 @@ from contextlib import asynccontextmanager
 import pytest
 
 from longread.server.admission import Admission
-from longread.server.driver import EngineDriver, Subscription
+from longread.server.driver import EngineDriver
 from longread.server.fake import FakeEngine
 from longread.server.limits import Limits
+from longread.server.subscription import Subscription
 from longread.spec.engine import Event, FinishEvent, GenerationRequest, SamplingParams, TokenEvent
 from longread.spec.errors import ConfigError, ContextLengthError, EngineFailedError, OverloadedError, RequestError
 

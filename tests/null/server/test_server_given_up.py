@@ -9,7 +9,7 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 
 import httpx
@@ -267,7 +267,7 @@ class Books:
         self.ends: list[str] = []
         self.names: list[str] = []
 
-    def token(self, gap: float | None) -> None: ...
+    def gaps(self, seconds: Sequence[float]) -> None: ...
 
     def accepted(self, count: int) -> None:
         self.accepted_count += count
