@@ -6,6 +6,8 @@ failed while running. Of several models or machines that the words fit, the one 
 
 import argparse
 import json
+import shutil
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -24,9 +26,10 @@ def add_parser(commands: "_SubParsersAction[Parser]", name: str) -> None:
     parser = commands.add_parser(
         name,
         help="judge what somebody claims of speed or capacity",
-        description="Hold a claim against what physics allows and what engines reach: floors cold and warm, a verdict "
-        "(impossible, only if ..., plausible, conservative), the conditions under which it would be true, and the "
-        "measurement that settles it. English or Chinese, or options, or both.",
+        description="Hold a claim against what physics allows and what engines reach: a verdict (impossible, only if "
+        "..., plausible, conservative), what decides it, and what would have to be granted. With --full also every "
+        "reading, the arithmetic, and the measurement that settles it. English or Chinese, or options, or both. Of "
+        "lengths, 512K is 524,288 and 512k is 512,000, as in all options (and in vLLM's).",
         epilog="Exit code: 0 plausible or conservative, 3 only under conditions, 4 impossible, 2 not understood.",
     )
     parser.add_argument(
@@ -46,19 +49,24 @@ def add_parser(commands: "_SubParsersAction[Parser]", name: str) -> None:
     parser.add_argument("--tier", choices=("device", "host", "disk"), help="where the read part lies")
     parser.add_argument("--engine", choices=("vllm", "sglang", "longread"), help="which engine is claimed to do it")
     parser.add_argument("--percentile", metavar="P", help="which one is claimed, such as p99")
+    parser.add_argument(
+        "--full", action="store_true", help="every reading with its arithmetic, what would settle it, and what to ask"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run, parser=parser)
 
 
 def run(args: argparse.Namespace) -> int:
     from longread.plan.claims.judge import judge
-    from longread.plan.claims.report import EXIT, claim_document, claim_text
+    from longread.plan.claims.report import EXIT, WIDTH, claim_document, claim_text
+    from longread.plan.claims.short import claim_short
 
     verdict = judge(claim_from(args))
     if args.json:
         print(json.dumps(claim_document(verdict), indent=2, ensure_ascii=False))
     else:
-        print(claim_text(verdict))
+        width = shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else WIDTH
+        print(claim_text(verdict, width) if args.full else claim_short(verdict, width))
     return EXIT[verdict.outcome]
 
 

@@ -21,7 +21,7 @@ _BYTE_UNITS = {"": 1, "B": 1} | {
     for power, letter in enumerate("KMGT", start=1)
     for suffix, base in (("B", 1000), ("iB", 1024))
 }
-_TOKEN_UNITS = {"": 1, "k": 1000, "m": 1000**2, "K": 1024, "M": 1024**2}  # case decides, as in vLLM
+TOKEN_UNITS = {"": 1, "k": 1000, "m": 1000**2, "K": 1024, "M": 1024**2}  # case decides, as in vLLM's options
 _AMOUNT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 AMOUNT_MAX = 2**60
 TTFT_STEPS = 4
@@ -175,7 +175,7 @@ def parse_bytes(name: str, text: str) -> int:
 
 def parse_tokens(name: str, text: str) -> int:
     """A token count: "131072", "128K" (131072), "128k" (128000). Raises ``ConfigError``."""
-    return _amount(name, text, _TOKEN_UNITS)
+    return _amount(name, text, TOKEN_UNITS)
 
 
 def parse_slo(name: str, text: str) -> Slo:

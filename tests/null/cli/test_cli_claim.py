@@ -30,6 +30,39 @@ def test_exit_code_by_the_verdict(text: str, code: int, outcome: str, capsys: Ca
     assert out.startswith(f"verdict: {outcome}\n")
 
 
+@pytest.mark.parametrize("columns", ["46", "80", "120"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "512K first token in 168 ms, 100 concurrent, 8xH20",
+        "512K first token in 168 ms, cold, 8xH20, V3",
+        "20k tok/s total, 30 ms per token, 512K TTFT 168ms, 100 concurrent, 98% hit, from host memory, 8xH20, V4",
+    ],
+)
+def test_the_verdict_is_one_screen_and_full_has_all(
+    text: str, columns: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    code, short, _ = run(capsys, text)
+    lines = short.splitlines()
+    assert len(lines) <= 25 and max(len(line) for line in lines) <= int(columns)
+    assert lines[0] == f"verdict: { {3: 'only if', 4: 'impossible'}[code] }"
+    shown = " ".join(short.split())
+    assert "what decides: " in shown and "claimed 168 ms; floor" in shown and "--full: every reading" in shown
+    full_code, full, _ = run(capsys, text, "--full")
+    assert full_code == code and full.count("\n") > 40
+    assert max(len(line) for line in full.splitlines()) <= int(columns)
+    assert "what to ask:" in full and "what would settle it:" in full
+
+
+@pytest.mark.parametrize(("length", "tokens"), [("8k", 8000), ("8K", 8192), ("1m", 10**6), ("1M", 2**20)])
+def test_a_length_means_the_same_in_a_sentence_and_in_an_option(length: str, tokens: int, capsys: Capture) -> None:
+    for argv in ([f"{length} TTFT 9 s on 8xH200 V4-Flash"], ["TTFT 9 s on 8xH200 V4-Flash", "--isl", length]):
+        _, out, _ = run(capsys, *argv, "--json")
+        assert json.loads(out)["claim"]["isl"] == tokens
+
+
 def test_options_say_the_same_as_a_sentence(capsys: Capture) -> None:
     options = "--model V4-Flash --hardware 8xH20-96 --isl 512K --ttft 168ms --concurrency 100 --suffix 32 --tier host"
     code, out, _ = run(capsys, *options.split(), "--json")

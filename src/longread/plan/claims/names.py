@@ -17,7 +17,7 @@ _EACH = r"(?:\s*(?:x|\*|卡|张|块|个|gpus?|cards?|[- ])\s*|\s*)"
 _NODES = r"(?:\s*(?:x|\*|台|节点|机|nodes?(?:\s+of)?|machines?(?:\s+of)?)\s*)"
 _SIZE = (
     r"(?:[\s(-]*(\d{2,3})\s*(?:gb?|g)?\)?"
-    r"(?![\dkm万%.]|\s*(?:路|个|并发|concurren|tok|streams?|users?|requests?|ms|s\b)))?"
+    r"(?![\dkmKM万%.]|\s*(?:路|个|并发|concurren|tok|streams?|users?|requests?|ms|s\b)))?"
 )
 _MODEL = re.compile(
     r"(?<![a-z0-9])(?:deepseek[-_ /]?(?:ai/)?)*(?:deepseek[-_ ]?)?"

@@ -49,7 +49,7 @@ LONGER = _re(
     r"(?:[>≥]\s*=?|\bover\b|\babove\b|more than|at least|no less than|超过|大于|高于|不低于|至少)\s*", DURATION
 )
 
-SCALE = r"(k|m|b|千|万|百万|亿)"
+SCALE = r"([kKmMb]|千|万|百万|亿)"
 LENGTH = rf"({NUMBER})\s*{SCALE}?"
 _TOKEN = r"(?:tokens?|toks?|词元?|字)"
 _NOT_A_RATE = r"(?!\s*(?:tok|/|ms|s\b|%|tps))"
@@ -102,7 +102,7 @@ IN_LENGTH = (
         rf"(?:in\b(?!\s*{NUMBER})|input|prompts?|contexts?(?:\s+(?:length|window))?|ctx|输入|上下文|长文本?|prefill)",
     ),
     _re(rf"{LENGTH}[- ]*{_TOKEN}"),
-    _re(rf"({NUMBER})\s*(k|m|万|百万|千)(?![a-z])"),
+    _re(rf"({NUMBER})\s*([kKmM]|万|百万|千)(?![a-z])"),
     _re(r"(?<![\d.])(\d{4,})()(?![\w%.])"),
 )
 

@@ -10,12 +10,12 @@ from longread.plan.estimate import Estimate
 
 SCHEMA = "longread.claim/1"
 EXIT: dict[Outcome, int] = {"conservative": 0, "plausible": 0, "only if": 3, "impossible": 4}
-_WIDTH = 100
+WIDTH = 100  # columns where nobody says how many there are
 Json = dict[str, Any]
 
 
-def claim_text(verdict: Verdict) -> str:
-    """The verdict, then why, in lines of at most 100 characters. What several machines share is said once."""
+def claim_text(verdict: Verdict, width: int = WIDTH) -> str:
+    """The verdict, then all of why, in lines of ``width`` columns. What several machines share is said once."""
     claim = verdict.claim
     groups = [list(cases) for _, cases in groupby(verdict.cases, lambda case: case.model)]
     lines = [f"verdict: {verdict.outcome}", *(line for cases in groups for line in _outcomes(cases))]
@@ -30,13 +30,14 @@ def claim_text(verdict: Verdict) -> str:
         ("what to ask", verdict.questions),
     ):
         lines += ["", f"{title}:", *(f"  - {item}" for item in items)] if items else []
-    return "\n".join(_wrapped(line) for line in lines)
+    return "\n".join(wrapped(line, width) for line in lines)
 
 
-def _wrapped(line: str) -> str:
+def wrapped(line: str, width: int) -> str:
+    """On as many lines as it takes, each behind the indent of the first; fewer than 40 columns are not counted with."""
     indent = len(line) - len(line.lstrip(" -"))
     hanging = indent if line.lstrip().startswith("- ") else indent + 2
-    return textwrap.fill(line, _WIDTH, subsequent_indent=" " * hanging, break_on_hyphens=False)
+    return textwrap.fill(line, max(width, 40), subsequent_indent=" " * hanging, break_on_hyphens=False)
 
 
 def _outcomes(cases: list[Case]) -> list[str]:
@@ -85,12 +86,12 @@ def _merged(machines: list[str], lists: list[tuple[str, ...]]) -> list[str]:
     return [line if len(own) == len(machines) else f"{' and '.join(own)}: {line}" for line, own in whose.items()]
 
 
-def figures(found: Finding) -> str:
-    """Claimed against floor and prediction in one line."""
+def figures(found: Finding, *, predicted: bool = True) -> str:
+    """Claimed against floor, and against the prediction, in one line."""
     bound = "floor" if found.unit == "s" else "most"
     text = f"claimed {amount(found.claimed, found.unit)}; {bound} {amount(found.floor, found.unit)}"
     e = found.predicted
-    if e is not None:
+    if e is not None and predicted:
         low, high = amount(e.low, found.unit), amount(e.high, found.unit)
         text += f"; predicted {amount(e.centre, found.unit)} ({low} to {high}; {e.provenance}; {found.plan})"
     return text

@@ -10,15 +10,16 @@ from longread.plan.claims.claim import Claim, TokenRate
 from longread.plan.claims.names import find_hardware, find_models
 from longread.plan.claims.words import seconds
 from longread.plan.deployment import Strategy
+from longread.spec.config import TOKEN_UNITS
 from longread.spec.errors import ConfigError
 
 LONGEST = 2000  # characters of a claim
-_BINARY = {"k": 1024, "m": 1024**2}
 _DECIMAL = {"k": 1e3, "m": 1e6, "b": 1e9}
 _CHINESE = {"千": 1e3, "万": 1e4, "百万": 1e6, "亿": 1e8}
 _SECONDS = (("ms", 1e-3), ("milli", 1e-3), ("毫秒", 1e-3), ("us", 1e-6), ("µs", 1e-6), ("μs", 1e-6), ("micro", 1e-6),
             ("微秒", 1e-6), ("min", 60.0), ("分钟", 60.0), ("s", 1.0), ("秒", 1.0))  # fmt: skip
 _DIGITS = 15
+_SCALE = re.compile(r"(?<=\d)(\s?[KM])(?![a-su-zA-SU-Z])")  # behind a number, and before "tokens" at most
 _MARK = "\x00"
 
 
@@ -90,9 +91,12 @@ def with_models(claim: Claim) -> Claim:
 
 
 def _normal(text: str) -> str:
-    """Lower case, full-width forms and multiplication signs plain, thousands separators gone."""
-    plain = unicodedata.normalize("NFKC", text).lower().replace("×", "x").replace("✕", "x").replace("–", "-")
-    plain = re.sub(r"(?<![\w.,])\d{1,3}(?:,\d{3})+(?![\dkm万])", lambda match: match[0].replace(",", ""), plain)
+    """Lower case but for the K and M of lengths, full-width forms and multiplication signs plain, thousands separators
+    gone.
+    """
+    plain = unicodedata.normalize("NFKC", text).replace("×", "x").replace("✕", "x").replace("–", "-")
+    plain = "".join(part if at % 2 else part.lower() for at, part in enumerate(_SCALE.split(plain)))
+    plain = re.sub(r"(?<![\w.,])\d{1,3}(?:,\d{3})+(?![\dkmKM万])", lambda match: match[0].replace(",", ""), plain)
     return " ".join(plain.split())
 
 
@@ -108,10 +112,8 @@ def to_seconds(number: str, unit: str) -> float:
 
 
 def to_tokens(number: str, scale: str | None) -> int:
-    """K and M are binary for whole lengths (512K = 524,288), 万 is 10,000."""
-    if not scale:
-        return round(_number(number))
-    return round(_number(number) * (_CHINESE.get(scale) or float(_BINARY.get(scale, 10**9))))
+    """As the options read lengths: 512K is 524,288 and 512k is 512,000; 万 is 10,000."""
+    return round(_number(number) * (_CHINESE.get(scale or "") or TOKEN_UNITS.get(scale or "", 10**9)))
 
 
 def parse_time(name: str, text: str) -> float:
@@ -144,7 +146,8 @@ def parse_rate(name: str, text: str) -> TokenRate:
 
 
 def _amount(number: str, scale: str | None) -> float:
-    return _number(number) * (1.0 if not scale else _CHINESE.get(scale) or _DECIMAL[scale])
+    """Of rates and requests, which nobody counts in powers of two."""
+    return _number(number) * (1.0 if not scale else _CHINESE.get(scale) or _DECIMAL[scale.lower()])
 
 
 def _strategy(t: _Text, claim: Claim) -> Claim:
@@ -259,14 +262,15 @@ def _lengths(t: _Text, claim: Claim) -> Claim:
         if match is not None:
             osl = to_tokens(match[1], match[2])
             break
-    scaled = False
+    scaled = ""
     for pattern in p.IN_LENGTH if isl is None else ():
         match = t.take(pattern)
         if match is not None:
-            isl, scaled = to_tokens(match[1], match[2]), (match[2] or "") in _BINARY
+            isl = to_tokens(match[1], match[2])
+            scaled = match[1] + match[2] if match[2] and match[2] in TOKEN_UNITS else ""
             break
     if scaled and isl is not None:
-        t.assumed.append(f"K and M of lengths are binary: {isl:,} tokens")
+        t.assumed.append(f"{scaled} is {isl:,} tokens: of lengths k and m are decimal, K and M binary, as in vLLM")
     if isl is not None:
         t.understood.append(f"{isl:,} tokens of prompt")
     if osl is not None:
