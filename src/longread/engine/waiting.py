@@ -13,9 +13,10 @@ else until it is admitted.
 """
 
 import heapq
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 from longread.engine.policy import BYPASS_FACTORS, LEVELS, level_of
 from longread.engine.sequence import Timeline
@@ -86,14 +87,17 @@ class Entry:
 
 @dataclass(slots=True, eq=False)
 class _Line:
-    """One owner's waiting entries of one level. ``head_since``: admissions there had been when its head came to the
-    front; ``given``: tokens, weighted.
+    """One owner's waiting entries of one level, or one preempted entry. ``head_since``: admissions there had been when
+    its head came to the front; ``given``: tokens, weighted. ``turn`` and ``since`` are what it is filed under while it
+    has entries: (level, given, arrival of the head) and (head_since, arrival of the head).
     """
 
     level: int
     entries: dict[Entry, None] = field(default_factory=dict)  # in order of arrival; found and removed at once
     head_since: int = 0
     given: int = 0
+    turn: tuple[int, int, int] = (0, 0, 0)
+    since: tuple[int, int] = (0, 0)
 
     @property
     def head(self) -> Entry | None:
@@ -101,11 +105,16 @@ class _Line:
 
 
 class WaitingLines:
-    """All waiting entries. Adding and removing cost the same however many wait."""
+    """All waiting entries. Adding, removing and looking at the first few cost next to nothing more where many wait:
+    the lines stay sorted, by turn and by how long each head has been passed.
+    """
 
     def __init__(self) -> None:
         self._lines: dict[tuple[int, str], _Line] = {}
-        self._resumed: list[tuple[int, Entry]] = []  # preempted ones by arrival, with the admissions at that time
+        self._resumed: dict[Entry, _Line] = {}  # preempted ones, before all of their level that never ran
+        self._turns: list[tuple[tuple[int, int, int], _Line]] = []
+        self._passed: list[list[tuple[tuple[int, int], _Line]]] = [[] for _ in LEVELS]
+        self._most_lines = KEPT_LINES
         self._clock = [0] * len(LEVELS)  # of each level: the count of the line that was served last
         self._admissions = 0
         self._count = 0
@@ -117,80 +126,113 @@ class WaitingLines:
         """Behind all others of its owner; a preempted one before all that never ran."""
         self._count += 1
         if entry.preemptions:
-            insort(self._resumed, (self._admissions, entry), key=lambda pair: pair[1].arrival)
+            line = self._resumed[entry] = _Line(entry.level, {entry: None}, self._admissions, -1)
+            self._file(line)
             return
         line = self._line(entry)
-        if not line.entries:
+        line.entries[entry] = None
+        if len(line.entries) == 1:
             line.head_since = self._admissions
             line.given = max(line.given, self._clock[line.level])
-        line.entries[entry] = None
+            self._file(line)
 
     def remove(self, entry: Entry) -> None:
         """It ended, or was admitted."""
         self._count -= 1
-        if entry.preemptions:
-            self._resumed = [pair for pair in self._resumed if pair[1] is not entry]
+        line = self._resumed.pop(entry, None) or self._line(entry)
+        if line.head is not entry:
+            del line.entries[entry]
             return
-        line = self._line(entry)
-        if line.head is entry:
-            line.head_since = self._admissions
+        self._unfile(line)
         del line.entries[entry]
+        line.head_since = self._admissions
+        self._file(line)
 
     def admit(self, entry: Entry, tokens: int) -> None:
         """Take out an entry that was given a slot and ``tokens`` to compute."""
         self._admissions += 1
         self.remove(entry)
-        line = self._line(entry)
         if not entry.preemptions:
+            line = self._line(entry)
             self._clock[line.level] = max(self._clock[line.level], line.given)
-            line.given += max(tokens, 1)
+            self._give(line, max(tokens, 1))
 
     def charge(self, entry: Entry) -> None:
         """Count the output tokens that were not counted yet."""
         length = len(entry.timeline.tokens)
         if length > entry.charged:
-            self._line(entry).given += OUTPUT_WEIGHT * (length - entry.charged)
+            self._give(self._line(entry), OUTPUT_WEIGHT * (length - entry.charged))
             entry.charged = length
 
     def overdue(self, entry: Entry, bypass: int) -> bool:
         """Whether nobody may be admitted before it any more."""
-        limit = bypass * BYPASS_FACTORS[entry.level]
-        if entry.preemptions:
-            return any(other is entry and self._admissions - since >= limit for since, other in self._resumed)
-        line = self._line(entry)
-        return line.head is entry and self._admissions - line.head_since >= limit
+        line = self._resumed.get(entry) or self._line(entry)
+        return line.head is entry and self._admissions - line.head_since >= bypass * BYPASS_FACTORS[line.level]
 
     def order(self, most: int, bypass: int) -> list[Entry]:
         """The first ``most`` in the order in which they may be admitted."""
-        heap: list[tuple[tuple[int, int, int, int], Entry, Iterator[Entry], int]] = []
-        for since, entry in self._resumed:
-            late = self._admissions - since >= bypass * BYPASS_FACTORS[entry.level]
-            key = (0, since, 0, entry.arrival) if late else (1, entry.level, -1, entry.arrival)
-            heap.append((key, entry, iter(()), 0))
-        for line in self._lines.values():
+        return list(islice(self._ordered(bypass), most))
+
+    def _ordered(self, bypass: int) -> Iterator[Entry]:
+        """A line begins when its turn comes; each entry behind its head comes as if those before it were admitted."""
+        begun: list[tuple[tuple[int, int, int], Entry, Iterator[Entry]]] = []  # a heap: no two arrived together
+
+        def push(level: int, given: int, rest: Iterator[Entry]) -> None:
+            entry = next(rest, None)
+            if entry is not None:
+                heapq.heappush(begun, ((level, given, entry.arrival), entry, rest))
+
+        def pop() -> Entry:
+            (level, given, _), entry, rest = heapq.heappop(begun)
+            push(level, given + max(entry.timeline.prompt_length, 1), rest)
+            return entry
+
+        first: set[_Line] = set()
+        for _, line in heapq.merge(*(self._overdue(level, bypass) for level in range(len(LEVELS)))):
+            first.add(line)
             rest = iter(line.entries)
-            head = next(rest, None)
-            if head is None:
-                continue
-            late = self._admissions - line.head_since >= bypass * BYPASS_FACTORS[line.level]
-            key = (0, line.head_since, 0, head.arrival) if late else (1, line.level, line.given, head.arrival)
-            heap.append((key, head, rest, line.given))
-        heapq.heapify(heap)  # by the key alone: no two entries arrived together
-        found: list[Entry] = []
-        while heap and len(found) < most:
-            _, entry, rest, given = heapq.heappop(heap)
-            found.append(entry)
-            follower = next(rest, None)
-            if follower is not None:  # as if the one before it had been admitted
-                given += max(entry.timeline.prompt_length, 1)
-                heapq.heappush(heap, ((1, entry.level, given, follower.arrival), follower, rest, given))
-        return found
+            head = next(rest)
+            yield head
+            push(line.level, line.given + max(head.timeline.prompt_length, 1), rest)
+        for turn, line in self._turns:
+            while begun and begun[0][0] < turn:
+                yield pop()
+            if line not in first:
+                push(line.level, line.given, iter(line.entries))
+        while begun:
+            yield pop()
+
+    def _overdue(self, level: int, bypass: int) -> Iterator[tuple[tuple[int, int], _Line]]:
+        """The lines whose heads nobody may pass any more."""
+        last = self._admissions - bypass * BYPASS_FACTORS[level]
+        for since, line in self._passed[level]:
+            if since[0] > last:
+                break
+            yield since, line
+
+    def _give(self, line: _Line, tokens: int) -> None:
+        self._unfile(line)
+        line.given += tokens
+        self._file(line)
+
+    def _file(self, line: _Line) -> None:
+        head = line.head
+        if head is not None:
+            line.turn, line.since = (line.level, line.given, head.arrival), (line.head_since, head.arrival)
+            insort(self._turns, (line.turn, line))
+            insort(self._passed[line.level], (line.since, line))
+
+    def _unfile(self, line: _Line) -> None:
+        if line.entries:
+            del self._turns[bisect_left(self._turns, (line.turn, line))]
+            passed = self._passed[line.level]
+            del passed[bisect_left(passed, (line.since, line))]
 
     def _line(self, entry: Entry) -> _Line:
         key = (LEVELS.index(entry.request_class), entry.owner)
         line = self._lines.get(key)
         if line is None:
-            if len(self._lines) > KEPT_LINES:
+            if len(self._lines) > self._most_lines:
                 self._forget()
             line = self._lines[key] = _Line(key[0])
         return line
@@ -200,3 +242,4 @@ class WaitingLines:
         for key, line in list(self._lines.items()):
             if not line.entries and line.given <= self._clock[line.level]:
                 del self._lines[key]
+        self._most_lines = max(KEPT_LINES, 2 * len(self._lines))  # the next time when as many have come again
