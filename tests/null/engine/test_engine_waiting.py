@@ -168,4 +168,4 @@ def test_many_owners_cost_no_more_than_few() -> None:
         lambda lines: lines.remove(late),
     )
     for look in looks:
-        assert calls(partial(look, many)) <= calls(partial(look, few)) + 2
+        assert calls(partial(look, many)) <= 1.1 * calls(partial(look, few)) + 2
