@@ -51,7 +51,11 @@ def add_limit_flags(parser: Parser) -> None:
         "--max-stream-buffer", metavar="N", default="16K", help="cut off a client that leaves so many tokens unread"
     )
     group.add_argument(
-        "--limits", type=Path, metavar="FILE", help="limits in TOML, before those of the flags; read again at SIGHUP"
+        "--limits",
+        type=Path,
+        metavar="FILE",
+        help='limits in TOML, such as max_num_queued_reqs = 64 and ttft_timeout = "30s" on lines of their own; before '
+        "those of the flags, and read again at SIGHUP",
     )
 
 

@@ -5,7 +5,7 @@ Knows: argparse. Must not know: any command.
 
 import argparse
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from longread.spec.config import parse_tokens
@@ -29,7 +29,12 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises UsageError where argparse would print a page and exit."""
+    """Raises UsageError where argparse would print a page and exit.
+
+    ``elsewhere``: options that other programs have, without their dashes, and what there is here instead.
+    """
+
+    elsewhere: Mapping[str, str] = {}
 
     def __init__(self, **options: object):
         super().__init__(allow_abbrev=False, formatter_class=HelpFormatter, **options)  # type: ignore[arg-type]
@@ -53,6 +58,9 @@ def refuse_unknown(unknown: Sequence[str], parser: Parser) -> None:
         return
     first = next((text for text in unknown if text.startswith("-")), unknown[0]).partition("=")[0]
     if first.startswith("-"):
+        instead = parser.elsewhere.get(first.lstrip("-").replace("_", "-").removeprefix("no-"))
+        if instead is not None:
+            raise UsageError(f"{parser.prog} has no {first}: {instead}")
         raise UsageError(
             f"{parser.prog}: unknown option {first}{nearest(first, parser.option_names())} (all: {parser.prog} --help)"
         )

@@ -13,6 +13,7 @@ from longread.cli.checkpoint import BUNDLED, locate
 from longread.cli.engine_flags import add_memory_flags, add_serving_flags, options_from
 from longread.cli.limit_flags import add_limit_flags, limits_from
 from longread.cli.parser import Parser, UsageError, shorten, whole
+from longread.cli.peer_options import PEER_OPTIONS
 from longread.server.options import ServerOptions
 from longread.spec.config import EngineOptions, parse_bytes
 
@@ -50,6 +51,7 @@ def add_parser(commands: "_SubParsersAction[Parser]", name: str) -> None:
     _add_http(parser)
     add_limit_flags(parser)
     add_chat_flags(parser)
+    parser.elsewhere = PEER_OPTIONS
     parser.set_defaults(run=run, parser=parser)
 
 
