@@ -7,6 +7,7 @@ Knows asks and a temporary file. Must not know when or how they are sent.
 import os
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -41,31 +42,32 @@ class Bodies:
         cannot carry, or more bytes than the temporary folder may be asked to hold.
         """
         self._asks, self._target = asks, target
-        self._file = tempfile.SpooledTemporaryFile(MEMORY_BYTES)  # noqa: SIM115 - this object is the context
         self.stubs: list[Stub] = []
+        with ExitStack() as open_files:
+            self._file = open_files.enter_context(tempfile.SpooledTemporaryFile(MEMORY_BYTES))
+            self._fill(tell)
+            self._open = open_files.pop_all()
+
+    def _fill(self, tell: Callable[[int], None]) -> None:
         size = 0
-        try:
-            for number in range(len(asks)):
-                ask = asks[number]
-                body = b"" if ask.answers else target.body(ask)
+        for number in range(len(self._asks)):
+            ask = self._asks[number]
+            body = b"" if ask.answers else self._target.body(ask)
+            try:
                 self._file.write(body)
-                self.stubs.append(Stub(ask.key, ask.kind, ask.session, ask.isl, ask.answers, size, len(body)))
-                size += len(body)
-                if size > MOST_BYTES:
-                    raise ConfigError(
-                        f"the requests' bodies are more than {MOST_BYTES // 2**30} GiB at ask {number + 1:,} of "
-                        f"{len(asks):,}: ask for fewer prompts or shorter ones"
-                    )
-                tell(number + 1)
-        except OSError as error:
-            self._file.close()
-            raise ConfigError(
-                f"no room for the requests' bodies in {tempfile.gettempdir()} ({os.strerror(error.errno or 0)}, "
-                f"{size / 2**20:,.0f} MiB so far): set TMPDIR to a larger disk, or ask for fewer prompts"
-            ) from error
-        except BaseException:
-            self._file.close()
-            raise
+            except OSError as error:
+                raise ConfigError(
+                    f"no room for the requests' bodies in {tempfile.gettempdir()} ({os.strerror(error.errno or 0)}, "
+                    f"{size / 2**20:,.0f} MiB so far): set TMPDIR to a larger disk, or ask for fewer prompts"
+                ) from error
+            self.stubs.append(Stub(ask.key, ask.kind, ask.session, ask.isl, ask.answers, size, len(body)))
+            size += len(body)
+            if size > MOST_BYTES:
+                raise ConfigError(
+                    f"the requests' bodies are more than {MOST_BYTES // 2**30} GiB at ask {number + 1:,} of "
+                    f"{len(self._asks):,}: ask for fewer prompts or shorter ones"
+                )
+            tell(number + 1)
 
     def body(self, index: int, answers: Sequence[str]) -> bytes:
         """Raises ConfigError where the session has fewer answers than the ask wants."""
@@ -79,4 +81,4 @@ class Bodies:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._file.close()
+        self._open.close()

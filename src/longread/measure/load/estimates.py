@@ -42,7 +42,7 @@ class Estimate:
 
 
 def estimate(clusters: Sequence[Sequence[float]], percents: Sequence[float]) -> Estimate:
-    """``clusters``: the samples of each source, some may have none. ``std`` is of the population, as in vLLM's bench."""
+    """``clusters``: the samples of each source, some may have none. ``std``: of the population, as in vLLM's bench."""
     ordered = sorted(value for cluster in clusters for value in cluster)
     single = all(len(cluster) <= 1 for cluster in clusters)
     count = len(ordered)

@@ -59,7 +59,7 @@ class Progress:
         """Warm-ups ended."""
 
     def started(self, total: int) -> None:
-        """The run's clock is at 0."""
+        """Warm-ups are over; the run's clock starts when this returns."""
 
     def sent(self, in_flight: int) -> None:
         """One more was sent."""
@@ -107,7 +107,8 @@ async def run(
     _allow_files(min(len(plan), schedule.max_concurrency or len(plan)) + SPARE_FILES)
     with Bodies(asks, target, lambda done: progress.preparing(done, len(asks))) as bodies:
         async with Client(target, limits.request_timeout) as client:
-            warmups = await _warm_up(client, asks, schedule, limits.warmups, progress)
+            warming = asyncio.create_task(_warm_up(client, asks, schedule, limits.warmups, progress))
+            warmups = await _unless(stop, warming) or []
             return await _Running(client, bodies, schedule, limits, progress, stop).all(plan, warmups)
 
 
@@ -127,9 +128,9 @@ class _Running:
         self._zero = 0.0
 
     async def all(self, plan: Sequence[Sequence[Turn]], warmups: list[Outcome]) -> Run:
-        watch, started, self._zero = Watch(), time.time(), self._client.clock()
         total = sum(map(len, plan))
         self._progress.started(total)
+        watch, started, self._zero = Watch(), time.time(), self._client.clock()
         tasks: set[asyncio.Task] = set()
         feeder = asyncio.create_task(self._feed(plan, tasks))
         watchers = [asyncio.create_task(work) for work in (self._close(feeder), self._abort(feeder, tasks))]
@@ -248,6 +249,18 @@ class _Running:
         self._closed.set()
         for task in (feeder, *tasks):
             task.cancel()
+
+
+async def _unless(stop: Stop, task: asyncio.Task[list[Outcome]]) -> list[Outcome] | None:
+    """The task's result; None where ``stop`` was asked first: it is cancelled then."""
+    asked = asyncio.create_task(stop.wait(1))
+    try:
+        await asyncio.wait([asked, task], return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        for each in (asked, task):
+            each.cancel()
+        await asyncio.gather(asked, task, return_exceptions=True)
 
 
 async def _warm_up(
