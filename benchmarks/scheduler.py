@@ -85,7 +85,7 @@ class Bench:
         self.spent.setdefault(what, []).append(time.perf_counter() - started)
         self.spent.setdefault(f"{what}, processor", []).append(ended - worked)
         for grant in plan.grants:
-            grant.timeline.advance(self.cache, grant.length, grant.cut)
+            grant.timeline.advance(self.cache, grant.length)
             if not grant.timeline.remaining:
                 grant.timeline.tokens.append(2**30)
         return plan

@@ -5,7 +5,8 @@ Torch-free. ``expected_*`` say what must be there for a token sequence, so a wro
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from longread.spec.state import PAGE_TOKENS, StateGroup
 
@@ -84,8 +85,17 @@ class Contents:
     def write_ring(self, snapshot: int, data: memoryview) -> None:
         self.saved[snapshot] = data.cast("q")[0]
 
-    def compute(self, pages: Sequence[int], slot: int, tokens: Sequence[int], start: int) -> None:
-        """What a forward pass over tokens[start:] writes: the rows whose window closes, and the ring."""
+    def compute(
+        self,
+        pages: Sequence[int],
+        slot: int,
+        tokens: Sequence[int],
+        start: int,
+        saves: Mapping[int, int] = MappingProxyType({}),
+    ) -> None:
+        """What a forward pass over tokens[start:] writes: the rows whose window closes, the ring, and the rings of
+        positions inside that are to be saved.
+        """
         known = digests(tokens)
         if self.rings and self.slots[slot] != known[start]:
             raise AssertionError(f"the ring of slot {slot} is not the state at {start}")
@@ -95,9 +105,16 @@ class Contents:
                 page = self.pages[pages[row * grain // PAGE_TOKENS]]
                 page[of_page][row % (PAGE_TOKENS // grain)] = known[end]
         self.slots[slot] = known[-1]
+        for position, row in saves.items():
+            assert start < position < len(tokens)
+            self.saved[row] = known[position]
 
-    def spoil(self, pages: Sequence[int], position: int) -> None:
-        """What a failed step may leave: any row that closes behind ``position``, on the pages that were reserved."""
+    def spoil(self, pages: Sequence[int], position: int, saves: Iterable[int] = ()) -> None:
+        """What a failed step may leave: any row that closes behind ``position``, on the pages that were reserved, and
+        anything in the snapshot rows that it was to save rings to.
+        """
+        for row in saves:
+            self.saved[row] = GARBAGE
         for i, grain in enumerate(self.grains):
             for row in range(position // grain, len(pages) * PAGE_TOKENS // grain):
                 self.pages[pages[row * grain // PAGE_TOKENS]][i][row % (PAGE_TOKENS // grain)] = GARBAGE

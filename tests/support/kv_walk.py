@@ -163,7 +163,8 @@ class Walk(RuleBasedStateMachine):
         """A step that reserved and wrote, and was never committed; its sequence is closed or tried again."""
         lease = data.draw(st.sampled_from(self.leases))
         if self._reserve(lease, lease.position + more):
-            self.store.spoil(lease.pages, lease.position)
+            self.cache.prepare(lease, len(self.wanted[id(lease)]), more, interval=700)
+            self.store.spoil(lease.pages, lease.position, lease.saves.values())
 
     @precondition(lambda self: len(self.leases) == 1)
     @rule()
@@ -173,14 +174,21 @@ class Walk(RuleBasedStateMachine):
         assert self.cache.pages_held == self.cache.pool.count
 
     def _prefill(self, lease: Lease, length: int, publish: bool) -> bool:
-        """One chunk, cut as the policy says. False: the prompt is done, or there was no room."""
+        """One chunk, with the policy's landing points inside it. False: the prompt is done, or there was no room."""
         prompt = self.wanted[id(lease)]
-        point = self.cache.next_snapshot_point(len(prompt), lease.position, interval=700)
-        stop = min(lease.position + length, len(prompt), point or len(prompt))
-        if stop == lease.position or not self._step(lease, prompt[lease.position : stop]):
+        tokens = prompt[lease.position : lease.position + length]
+        if not tokens or not self._reserve(lease, lease.position + len(tokens)):
             return False
-        if stop == point and publish:
-            self._snapshot(lease, rolling=False)
+        self.cache.prepare(lease, len(prompt) if publish else 0, len(tokens), interval=700)
+        points = lease.landings
+        assert self._step(lease, tokens)
+        for point in points:
+            published = self.cache.match([*lease.tokens[:point], -1]).cached_tokens == point
+            # Else the row is another's: one that evicted it, or whose step or load has not ended.
+            saving = any(other.saves for other in self.leases)
+            assert published or self.cache.snapshots_evicted or self.cache.loads or saving
+            if published:
+                self._published(tuple(lease.tokens[:point]), lease, rolling=False)
         return True
 
     def _end(self, lease: Lease, finish: bool) -> None:
@@ -205,7 +213,7 @@ class Walk(RuleBasedStateMachine):
     def _step(self, lease: Lease, tokens: list[int]) -> bool:
         if not self._reserve(lease, lease.position + len(tokens)):
             return False
-        self.store.compute(lease.pages, lease.slot, lease.tokens + tokens, lease.position)
+        self.store.compute(lease.pages, lease.slot, lease.tokens + tokens, lease.position, lease.saves)
         first = lease.position // PAGE_TOKENS + 1
         self.cache.commit(lease, tokens)
         if not self.cache.has_rings:
@@ -215,14 +223,18 @@ class Walk(RuleBasedStateMachine):
 
     def _snapshot(self, lease: Lease, rolling: bool) -> bool:
         here = tuple(lease.tokens)
-        known = here in self.naive.prefixes
         done = self.cache.snapshot(lease, rolling=rolling)
         if not done:
             assert not here or not self.cache.snapshots.owners  # no row at all, or loads have them
             return False
+        self._published(here, lease, rolling)
+        return True
+
+    def _published(self, here: tuple[int, ...], lease: Lease, rolling: bool) -> None:
         if not self.cache.has_rings:
             self.naive.publish(here)
-            return True
+            return
+        known = here in self.naive.prefixes
         owner = next((key for key, prefix in self.rolled.items() if prefix == here), None)
         if rolling and owner != id(lease):
             previous = self.rolled.pop(id(lease), None)
@@ -233,7 +245,6 @@ class Walk(RuleBasedStateMachine):
         elif not rolling and owner is not None:
             del self.rolled[owner]
         self.naive.publish(here)
-        return True
 
     def _close(self, lease: Lease) -> None:
         self.cache.close(lease)

@@ -74,7 +74,7 @@ class Bench:
         for grant in plan.grants:
             timeline = grant.timeline
             assert grant.length > 0
-            timeline.advance(self.cache, grant.length, grant.cut)
+            timeline.advance(self.cache, grant.length)
             if timeline.remaining == 0:
                 timeline.tokens.append(len(timeline.tokens) % 50)
                 if len(timeline.tokens) - timeline.prompt_length >= self.outputs[timeline.key]:

@@ -20,6 +20,7 @@ from longread.kv.tensors import StateTensors
 from longread.kv.tiers import Tiers
 from longread.kv.transfer import Disk
 from longread.models.inputs import StepInputs
+from longread.spec.batch import Segment
 from longread.spec.config import Slo
 from longread.spec.engine import EngineInfo
 from longread.spec.state import PAGE_TOKENS, StateGroup
@@ -56,7 +57,7 @@ class ToyModel:
             tokens = ids[segment.offset : segment.offset + segment.length]
             if inputs.positions[segment.offset].item() != segment.start:
                 raise AssertionError("positions disagree with the segment")
-            self._write(tokens, segment.start, segment.slot, segment.pages, state)
+            self._write(tokens, segment, state)
             last = segment.offset + segment.length - 1
             if last in wanted:
                 logits[last] = self._logits(segment.end, segment.slot, segment.pages, state)
@@ -65,9 +66,8 @@ class ToyModel:
         rows = [logits[i] for i in inputs.logit_rows.tolist()]
         return torch.stack(rows) if rows else torch.empty(0, VOCAB)
 
-    def _write(
-        self, tokens: list[int], start: int, slot: int, pages: tuple[int, ...], state: Mapping[str, Tensor]
-    ) -> None:
+    def _write(self, tokens: list[int], segment: Segment, state: Mapping[str, Tensor]) -> None:
+        start, slot, pages, saves = segment.start, segment.slot, segment.pages, dict(segment.saves)
         positions = torch.arange(start, start + len(tokens))
         where = torch.tensor(pages)[positions // PAGE_TOKENS]
         values = torch.tensor(tokens, dtype=torch.float32)
@@ -82,8 +82,15 @@ class ToyModel:
             if position % 4 == 3:  # a closed window: the last four tokens, which only the ring knows
                 window = sum(recent[(position - i) % 8] * (i + 1) for i in range(4))
                 state["pairs"][0, pages[position // PAGE_TOKENS], position % PAGE_TOKENS // 4, 0] = window
-        state["recent"][0, slot, :, 0] = torch.tensor(recent, dtype=torch.float32)
-        state["hash"][0, slot, 0, 0] = rolling
+            if position + 1 in saves:
+                self._keep(recent, rolling, saves.pop(position + 1), state)
+        if saves:
+            raise AssertionError(f"{saves} are not inside the segment")
+        self._keep(recent, rolling, slot, state)
+
+    def _keep(self, recent: list[int], rolling: int, ring: int, state: Mapping[str, Tensor]) -> None:
+        state["recent"][0, ring, :, 0] = torch.tensor(recent, dtype=torch.float32)
+        state["hash"][0, ring, 0, 0] = rolling
 
     def _logits(self, end: int, slot: int, pages: tuple[int, ...], state: Mapping[str, Tensor]) -> Tensor:
         positions = torch.arange(end)

@@ -25,8 +25,11 @@ class Batch:
     sampling: tuple[Timeline, ...]
 
 
-def gather(grants: Sequence[Grant]) -> Batch:
-    """Lay the granted tokens end to end. Decodes come first as they were granted first."""
+def gather(grants: Sequence[Grant], slots: int) -> Batch:
+    """Lay the granted tokens end to end. Decodes come first as they were granted first.
+
+    ``slots``: of the state storage, where snapshot row r is ring row ``slots`` + r.
+    """
     token_ids, positions, logit_rows = array("q"), array("q"), array("q")
     segments: list[Segment] = []
     sampling: list[Timeline] = []
@@ -34,7 +37,8 @@ def gather(grants: Sequence[Grant]) -> Batch:
         timeline, start, end = grant.timeline, grant.timeline.computed, grant.timeline.computed + grant.length
         lease = timeline.lease
         assert lease is not None
-        segments.append(Segment(lease.slot, start, grant.length, len(token_ids), tuple(lease.pages)))
+        saves = tuple((position, slots + row) for position, row in lease.saves.items())
+        segments.append(Segment(lease.slot, start, grant.length, len(token_ids), tuple(lease.pages), saves))
         token_ids.extend(timeline.tokens[start:end])
         positions.extend(range(start, end))
         if end == len(timeline.tokens):

@@ -122,7 +122,7 @@ class LocalEngine:
         are not committed were never published: all of that dies with the lease, and no tail is kept.
         """
         start = time.monotonic()
-        batch = gather(grants)
+        batch = gather(grants, self._cache.num_slots)
         rows = [self._requests[timeline.key].sampling for timeline in batch.sampling]
         try:
             try:
@@ -153,7 +153,7 @@ class LocalEngine:
     def _settle(self, grants: Sequence[Grant], batch: Batch, samples: Sequence[Sample]) -> None:
         """Book the step: publish what was computed, then hand out tokens and ends."""
         for grant in grants:
-            grant.timeline.advance(self._cache, grant.length, grant.cut)
+            grant.timeline.advance(self._cache, grant.length)
         for timeline, choice in zip(batch.sampling, samples, strict=True):
             request = self._requests[timeline.key]
             self._prompt_tokens += len(request.request.prompt) if not request.first_token else 0

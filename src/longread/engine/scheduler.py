@@ -47,20 +47,19 @@ from longread.spec.cost import StepCost
 from longread.spec.engine import Standing, class_of
 from longread.spec.errors import CapacityError
 from longread.spec.state import PAGE_TOKENS, pages_for
+from longread.spec.step_target import StepTarget, bounds, told
 
 BYPASS_LIMIT = 64
 ADMISSION_WINDOW = 64  # waiting requests looked at in one step, so that a long queue costs the running ones nothing
-STEP_LAUNCHES = 10  # times the time of starting a step is the least target, so that starting costs a tenth at most
 HOLD_RATE = 0.1  # weight of the newest ended request in the mean time that one keeps its slot
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """``length`` tokens of one timeline in this step. ``cut``: the chunk ends where the cache wants a snapshot."""
+    """``length`` tokens of one timeline in this step."""
 
     timeline: Timeline
     length: int
-    cut: bool
 
 
 @dataclass(slots=True)
@@ -80,9 +79,10 @@ class Schedule:
 class Scheduler:
     """Owns the waiting and the running entries. ``snapshot_interval``: tokens between snapshots inside a long prompt.
 
-    ``slo``: a step beside decodes takes at most its ``tpot``, and any its ``step`` or, where there is none,
-    ``step_target`` seconds, as far as ``cost`` can tell; ``cost`` is whoever drives the schedule's to set, None: steps
-    are as large as the budget. ``clock``: seconds, for what is told of waiting.
+    ``slo``: a step beside decodes takes at most its ``tpot``, and any its ``step`` or, where there is none, about the
+    ``step_target``'s seconds, as far as ``cost`` can tell; ``cost`` is whoever drives the schedule's to set, None:
+    steps are as large as the budget. ``predicts``: whether times may be told by it, too. ``clock``: seconds, for what
+    is told of waiting.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Scheduler:
         snapshot_interval: int,
         tiers: Tiers | None = None,
         slo: Slo | None = None,
-        step_target: float | None = None,
+        step_target: StepTarget | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
         assert max_num_batched_tokens >= max_num_seqs  # else decodes alone could exceed the budget
@@ -104,7 +104,7 @@ class Scheduler:
         self._budget = max_num_batched_tokens
         self._interval = snapshot_interval
         self._slo = slo or Slo()
-        self._step_target = step_target
+        self._step_target = step_target or StepTarget(None, "")
         self._clock = clock
         self._entries: dict[str, Entry] = {}
         self._waiting = WaitingLines()
@@ -115,6 +115,7 @@ class Scheduler:
         self._steps = 0
         self._hold: float | None = None  # mean seconds that a request keeps its slot
         self.cost: StepCost | None = None
+        self.predicts = True
         self.preemptions = 0
 
     @property
@@ -190,11 +191,20 @@ class Scheduler:
         if not entry.running:
             order = self._waiting.order(len(self._waiting), BYPASS_LIMIT)
             ahead = order[: order.index(entry)]
-        outlook = Outlook(self.cost, self._budget, self._max_num_seqs, self._running, len(self._waiting), self._hold)
+        rows = sum(each.timeline.remaining == 1 for each in self._running)
+        outlook = Outlook(
+            self.cost if self.predicts else None,
+            self._budget,
+            self._max_num_seqs,
+            self._running,
+            len(self._waiting),
+            self._hold,
+            told(self._slo, self._step_target, self.cost, rows),
+        )
         return standing(entry, ahead, outlook, waited)
 
     def schedule(self) -> Schedule:
-        """Decide the next step. Pages of every grant are reserved when this returns."""
+        """Decide the next step. Pages and snapshot rows of every grant are reserved when this returns."""
         plan = Schedule()
         self._steps += 1
         if self._tiers is not None:
@@ -446,53 +456,34 @@ class Scheduler:
                 continue
             context += length
             entry.granted = 1
-            cut = computed < len(lease.prompt) and self._cut(timeline) == length
-            plan.grants.append(Grant(timeline, 1, cut))
+            if computed < len(lease.prompt):
+                self._cache.prepare(lease, len(lease.prompt), 1, self._interval)
+            plan.grants.append(Grant(timeline, 1))
         plan.decodes = (len(plan.grants), context)
         demands = [self._demand(entry) for entry in prompts]
-        limit, target = self._budget - plan.decodes[0], self._target(plan.decodes[0])
-        lengths = policy.fit(limit, demands, plan.decodes, self.cost, target, self._steps)
+        within = bounds(self._slo, self._step_target.seconds, self.cost, plan.decodes[0])
+        limit = self._budget - plan.decodes[0]
+        lengths = policy.fit(limit, demands, plan.decodes, self.cost, within, self._steps)
         plan.chunks = policy.chunks(demands, lengths)
         total = sum(lengths)
         for entry, demand, length in zip(prompts, demands, lengths, strict=True):
             entry.granted = length
             if length < demand.want:
-                entry.yielded += total - length
+                entry.yielded += policy.passed(total, length, self.cost)
             if length:
-                plan.grants.append(self._grant(entry.timeline, length))
+                lease = entry.timeline.lease
+                assert lease is not None
+                # Landing points are planned by the tokens that the lease was opened with.
+                self._cache.prepare(lease, len(lease.prompt), length, self._interval)
+                plan.grants.append(Grant(entry.timeline, length))
 
     def _demand(self, entry: Entry) -> Demand:
         timeline = entry.timeline
         return Demand(
-            self._next_stop(timeline) - timeline.computed,
+            timeline.remaining,
             timeline.remaining,
             timeline.computed,
             entry.level,
             entry.owner,
             entry.yielded * policy.PATIENCE < entry.work,
         )
-
-    def _target(self, decodes: int) -> float | None:
-        """Seconds that the step may take; None: any."""
-        targets = [self._slo.tpot] if decodes else []
-        if self._slo.step is not None:
-            targets.append(self._slo.step)
-        elif self._step_target is not None and self.cost is not None:
-            targets.append(max(self._step_target, STEP_LAUNCHES * self.cost.launch))
-        return min((each for each in targets if each is not None), default=None)
-
-    def _cut(self, timeline: Timeline) -> int | None:
-        """Where the cache wants a snapshot next; it plans by the tokens that the lease was opened with."""
-        assert timeline.lease is not None
-        planned = len(timeline.lease.prompt)
-        if timeline.computed >= planned:
-            return None
-        return self._cache.next_snapshot_point(planned, timeline.computed, self._interval)
-
-    def _next_stop(self, timeline: Timeline) -> int:
-        """Where a chunk that starts now must end at the latest."""
-        cut = self._cut(timeline)
-        return len(timeline.tokens) if cut is None else min(cut, len(timeline.tokens))
-
-    def _grant(self, timeline: Timeline, length: int) -> Grant:
-        return Grant(timeline, length, self._cut(timeline) == timeline.computed + length)

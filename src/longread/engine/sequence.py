@@ -68,16 +68,14 @@ class Timeline:
         """Whether the next step computes the newest sampled token and nothing else."""
         return self.remaining == 1 and len(self.tokens) > self.prompt_length
 
-    def advance(self, cache: KVCache, length: int, cut: bool) -> None:
-        """Record that the state of the next ``length`` tokens has been computed, and keep the ring state where the
-        policy says so: at a cut of the prompt, and (one rolling row) at each page end that is crossed in decode.
+    def advance(self, cache: KVCache, length: int) -> None:
+        """Record that the state of the next ``length`` tokens has been computed, with the landing points that the cache
+        was prepared for; in decode one rolling row keeps the ring state at each page end that is reached.
         """
         assert self.lease is not None
         start = self.computed
         cache.commit(self.lease, self.tokens[start : start + length])
-        if cut:
-            cache.snapshot(self.lease)
-        elif self.computed > self.prompt_length and self.computed % PAGE_TOKENS == 0:
+        if self.computed > self.prompt_length and self.computed % PAGE_TOKENS == 0:
             cache.snapshot(self.lease, rolling=True)
 
     def release(self, cache: KVCache, keep_tail: bool) -> None:

@@ -174,14 +174,12 @@ class Session:
         timeline = self._timeline
         try:
             while timeline.remaining:
-                cut = self._cache.next_snapshot_point(
-                    timeline.prompt_length, timeline.computed, self._core.snapshot_interval
-                )
+                assert timeline.lease is not None
                 length = min(timeline.remaining, self._info.max_num_batched_tokens)
-                length = min(length, cut - timeline.computed) if cut is not None else length
-                batch = gather([Grant(timeline, length, False)])
+                self._cache.prepare(timeline.lease, timeline.prompt_length, length, self._core.snapshot_interval)
+                batch = gather([Grant(timeline, length)], self._cache.num_slots)
                 logits = self._core.runner.forward(batch)
-                timeline.advance(self._cache, length, cut == timeline.computed + length)
+                timeline.advance(self._cache, length)
                 if self._core.tiers is not None:
                     self._core.tiers.work()
             self._logits = logits[0]

@@ -16,7 +16,6 @@ from typing import Protocol
 from longread.engine.scheduler import Grant, Schedule, Scheduler
 from longread.engine.sequence import Timeline
 from longread.kv.cache import KVCache
-from longread.kv.policy import next_landing_point
 from longread.spec.config import Slo
 from longread.spec.cost import CostModel
 from longread.spec.state import PAGE_TOKENS, HashedTokens, StateGroup, hash_pages, pages_for
@@ -270,7 +269,7 @@ class VirtualEngine:
             timeline.tokens.extend([OUTPUT_IDS + run.number] * (count - 1))
         if run.prefill_started < 0:
             run.prefill_started = start
-        timeline.advance(self.cache, grant.length + count - 1, grant.cut)
+        timeline.advance(self.cache, grant.length + count - 1)
         if not decoding:
             run.computed += grant.length
             run.chunks += 1
@@ -307,12 +306,11 @@ class VirtualEngine:
 def alone(limits: Limits, cost: Cost, prompt: int, output: int, cached: int = 0) -> tuple[float, float]:
     """TTFT and E2E in seconds of a request that has the engine to itself, of which ``cached`` tokens are reused.
 
-    The chunks that the schedule grants to a lone prompt: as large as the budget allows, cut where a snapshot is kept.
+    The chunks that the schedule grants to a lone prompt: as large as the budget allows.
     """
     at, first = cached, 0.0
     while at < prompt:
-        cut = next_landing_point(prompt, at, limits.snapshot_interval, limits.rings)
-        stop = min(prompt, at + limits.max_num_batched_tokens, prompt if cut is None else cut)
+        stop = min(prompt, at + limits.max_num_batched_tokens)
         last = prompt - at == 1  # the schedule counts it among the rows that decode
         first += cost.seconds((1, stop)) if last else cost.seconds((0, 0), ((stop - at, at),))
         at = stop

@@ -131,8 +131,10 @@ def shared_pages(index: PrefixIndex, leases: Leases) -> Iterator[str]:
 
 
 def snapshots(pool: SnapshotPool[Entry], index: PrefixIndex, leases: Leases, loading: Sequence[Load]) -> Iterator[str]:
-    """Free + held + loading = all; entry and row know each other; a rolling snapshot is known to its lease."""
-    rows = sorted([*pool.free, *pool.owners, *pool.doomed, *(load.row for load in loading if load.row is not None)])
+    """Free + held + being filled = all; entry and row know each other; a rolling snapshot is known to its lease."""
+    filling = [load.row for load in loading if load.row is not None]
+    filling += [row for lease in leases.values() for row in lease.saves.values()]
+    rows = sorted([*pool.free, *pool.owners, *pool.doomed, *filling])
     if rows != list(range(pool.count)):
         yield f"snapshots free + held are {rows}, not 0 .. {pool.count - 1}"
     owned = {entry.snapshot: entry for entry in index.entries.values() if entry.snapshot is not None}

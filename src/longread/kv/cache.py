@@ -18,7 +18,7 @@ from longread.kv.chain import TokenChain, common_tokens, encode
 from longread.kv.evicted import EvictedKeys
 from longread.kv.index import Entry, PrefixIndex
 from longread.kv.lease import Lease, Load, Match, StateStore, TierHooks
-from longread.kv.policy import SNAPSHOT_INTERVAL, next_landing_point, promised_point
+from longread.kv.policy import SNAPSHOT_INTERVAL, landing_points, promised_point
 from longread.kv.pool import PagePool
 from longread.kv.snapshots import SnapshotPool
 from longread.spec.errors import CapacityError
@@ -135,13 +135,6 @@ class KVCache:
         worth = promised >= WAIT_GAIN and promised - self.match(chain).cached_tokens >= WAIT_GAIN
         return best if worth else None
 
-    def next_snapshot_point(self, prompt_length: int, position: int, interval: int = SNAPSHOT_INTERVAL) -> int | None:
-        """Where the prefill chunk that starts at ``position`` must end at the latest: ``snapshot`` belongs there.
-
-        None: nothing is left to publish by ``snapshot`` before the turn's end.
-        """
-        return next_landing_point(prompt_length, position, interval, self.has_rings)
-
     def _find(self, chain: TokenChain, partial: bool) -> _Landing:
         """The deepest landing; without ``partial`` only page ends (a partial page costs a page to copy it to)."""
         most = len(chain) - 1
@@ -237,11 +230,38 @@ class KVCache:
         room = max(missing, pages_for(len(lease.prompt)) - len(lease.pages))
         lease.pages.extend(self._take(missing, lease.pages[-1] if lease.pages else None, room))
 
+    def prepare(self, lease: Lease, prompt_length: int, length: int, interval: int = SNAPSHOT_INTERVAL) -> None:
+        """Note where the lease can be landed on within its next ``length`` tokens: ``commit`` will publish that.
+
+        The ring state inside a step is gone when the step is over, so whoever computes it saves that to the rows of
+        ``lease.saves``. Where rows run out the deepest points have theirs, as if each had evicted the one before.
+        """
+        self._give_back_saves(lease)
+        if not self.enable_prefix_caching or (self.has_rings and not self.snapshots.count):
+            return
+        stop = lease.position + length
+        lease.landings = landing_points(prompt_length, lease.position, stop, interval, self.has_rings)
+        for point in reversed(lease.landings):
+            row = self._snapshot_row() if point < stop else None
+            if row is not None:
+                lease.saves[point] = row
+
     def commit(self, lease: Lease, new_tokens: Sequence[int]) -> None:
-        """Record that the state of the lease's next tokens has been computed; publish the pages that they fill.
+        """Record that the state of the lease's next tokens has been computed; publish the pages that they fill, and the
+        landing points among them that ``prepare`` has noted.
 
         Where a page of the same identity is published already, others go on using that one and this lease its own.
         """
+        start, done = lease.position, 0
+        for length in [point - start for point in lease.landings if point - start <= len(new_tokens)]:
+            self._commit(lease, new_tokens[done:length])
+            self.snapshot(lease, inside=length < len(new_tokens))
+            done = length
+        if done < len(new_tokens):
+            self._commit(lease, new_tokens[done:])
+        self._give_back_saves(lease)
+
+    def _commit(self, lease: Lease, new_tokens: Sequence[int]) -> None:
         start, stop = lease.position, lease.position + len(new_tokens)
         if stop > len(lease.pages) * PAGE_TOKENS:
             raise AssertionError(f"{stop} tokens computed, but pages reserved for {len(lease.pages) * PAGE_TOKENS}")
@@ -258,11 +278,11 @@ class KVCache:
         if self.tiers is not None and self.enable_prefix_caching:
             self.tiers.advanced(lease, start)
 
-    def snapshot(self, lease: Lease, *, rolling: bool = False) -> bool:
+    def snapshot(self, lease: Lease, *, rolling: bool = False, inside: bool = False) -> bool:
         """Publish the lease's position as a landing point: its partial page, and for ring models the ring state.
 
-        ``rolling``: it replaces the lease's previous rolling one. False: nothing could be published (no row, caching
-        off, no token).
+        ``rolling``: it replaces the lease's previous rolling one. ``inside``: the slot is ahead of the position, whose
+        ring state is in ``lease.saves`` or lost. False: nothing could be published (no row, caching off, no token).
         """
         if not self.enable_prefix_caching or not lease.tokens or (self.has_rings and not self.snapshots.count):
             return False
@@ -272,7 +292,7 @@ class KVCache:
         tokens = lease.tokens[whole * PAGE_TOKENS :]
         key = page_hash(parent.key, tokens) if length else parent.key
         if self.has_rings:
-            if not self._publish_snapshot(lease, key, parent, encode(tokens), rolling):
+            if not self._publish_snapshot(lease, key, parent, encode(tokens), rolling, inside):
                 return False
         elif length and not self.index.extends(parent, encode(tokens)):
             self._add(key, parent, encode(tokens), lease.pages[whole])
@@ -281,8 +301,10 @@ class KVCache:
             self.tiers.landed(lease, self.index.get(key) or self.index.covering(parent, encode(tokens)) or parent)
         return True
 
-    def _publish_snapshot(self, lease: Lease, key: bytes, parent: Entry, run: bytes, rolling: bool) -> bool:
-        """Save the ring state under ``key``: the page that ends here, or a new tail of ``run`` after ``parent``."""
+    def _publish_snapshot(
+        self, lease: Lease, key: bytes, parent: Entry, run: bytes, rolling: bool, inside: bool
+    ) -> bool:
+        """Keep the ring state under ``key``: the page that ends here, or a new tail of ``run`` after ``parent``."""
         entry = self.index.get(key)
         if entry is not None and entry.snapshot is not None:
             self.snapshots.touch(entry.snapshot)
@@ -293,13 +315,9 @@ class KVCache:
             return True
         if rolling:
             self._drop_rolling(lease)
-        row = self._snapshot_row()
+        row = lease.saves.pop(lease.position, None) if inside else self._save_slot(lease.slot)
         if row is None:
             return False
-        with ExitStack() as undo:
-            undo.callback(self.snapshots.release, row)
-            self._store.save_snapshot(lease.slot, row)
-            undo.pop_all()
         entry = entry or self._add(key, parent, run, lease.pages[parent.depth])
         entry.snapshot = row
         self.snapshots.attach(row, entry)
@@ -422,6 +440,7 @@ class KVCache:
         """Drop references and slot. Deepest page first, so that it is also the first to be evicted."""
         for page in reversed(lease.pages):
             self._release(page)
+        self._give_back_saves(lease)
         lease.pages = []
         lease.closed = True
         self._has_read(lease)
@@ -541,6 +560,22 @@ class KVCache:
                 self._drop_snapshot(victim)
                 row = self.snapshots.acquire()
         return row
+
+    def _save_slot(self, slot: int) -> int | None:
+        row = self._snapshot_row()
+        if row is None:
+            return None
+        with ExitStack() as undo:
+            undo.callback(self.snapshots.release, row)
+            self._store.save_snapshot(slot, row)
+            undo.pop_all()
+        return row
+
+    def _give_back_saves(self, lease: Lease) -> None:
+        for row in lease.saves.values():
+            self.snapshots.release(row)
+        lease.saves.clear()
+        lease.landings = ()
 
     def _drop_snapshot(self, entry: Entry) -> None:
         """A full page stays without its snapshot; a tail of a ring model is nothing without it."""

@@ -3,6 +3,7 @@
 Knows only the shape of these; the rules are the cache's.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -92,7 +93,8 @@ class Lease:
     positions lie on; read it fresh each step. ``cached_tokens``: how many were reused when it was opened. ``closed``:
     it must not be used again. ``hashes``: identity of each full page. ``rolling``: where its rolling snapshot is.
     ``stored``: how many of its full pages have been handed to the disk or found there. ``copied``: key of the entry
-    whose partial page it began with, b"" for none.
+    whose partial page it began with, b"" for none. ``landings``: the landing points in the step that is being
+    computed, ascending; ``saves``: the snapshot rows of those that lie inside it, by position.
     """
 
     slot: int
@@ -105,6 +107,8 @@ class Lease:
     rolling: Entry | None = None
     stored: int = 0
     copied: bytes = b""
+    landings: Sequence[int] = ()
+    saves: dict[int, int] = field(default_factory=dict)
 
     @property
     def position(self) -> int:

@@ -1,6 +1,4 @@
-"""Where a prompt's prefill is cut so that its state can be reused later: a pure policy over positions."""
-
-from collections.abc import Iterator
+"""Where in a prompt its state is kept so that it can be reused later: a pure policy over positions."""
 
 from longread.spec.state import PAGE_TOKENS
 
@@ -11,25 +9,22 @@ SNAPSHOT_MIN_PROMPT = PAGE_TOKENS  # a shorter prompt is recomputed faster than 
 LAST_PAGE_ENDS = 3
 
 
-def _landing_points(prompt_length: int, interval: int, rings: bool) -> Iterator[int]:
-    """Positions of a prompt at which the engine calls ``snapshot``; unordered, possibly repeated or <= 0.
+def landing_points(prompt_length: int, start: int, stop: int, interval: int, rings: bool) -> list[int]:
+    """The positions in ``start`` < position <= ``stop`` that are worth publishing, ascending.
 
     With ring groups: one token before the end (the same prompt again costs one token), the last page ends before that
     (the same document under another question), and each ``interval``. Without: the prompt's end, for its partial page.
     """
     if not rings:
-        yield prompt_length
-    elif prompt_length >= SNAPSHOT_MIN_PROMPT:
-        last = prompt_length - 1
-        page_end = (last - 1) // PAGE_TOKENS * PAGE_TOKENS
-        yield last
-        yield from (page_end - back * PAGE_TOKENS for back in range(LAST_PAGE_ENDS))
-        yield from range(interval, last, interval)
-
-
-def next_landing_point(prompt_length: int, position: int, interval: int, rings: bool) -> int | None:
-    """The nearest point behind ``position`` that is worth publishing; None if there is none."""
-    return min((p for p in _landing_points(prompt_length, interval, rings) if p > max(position, 0)), default=None)
+        return [prompt_length] if start < prompt_length <= stop else []
+    if prompt_length < SNAPSHOT_MIN_PROMPT:
+        return []
+    last = prompt_length - 1
+    page_end = (last - 1) // PAGE_TOKENS * PAGE_TOKENS
+    ends = (last, *(page_end - back * PAGE_TOKENS for back in range(LAST_PAGE_ENDS)))
+    found = {point for point in ends if max(start, 0) < point <= stop}
+    found.update(range((start // interval + 1) * interval, min(stop + 1, last), interval))
+    return sorted(found)
 
 
 def promised_point(prompt_length: int, position: int, limit: int, interval: int, rings: bool) -> int:
@@ -37,7 +32,7 @@ def promised_point(prompt_length: int, position: int, limit: int, interval: int,
 
     Without ring groups every page end is published as it is computed.
     """
-    points = [p for p in _landing_points(prompt_length, interval, rings) if p <= limit]
+    points = landing_points(prompt_length, position, limit, interval, rings)
     if not rings:
         points.append(min(limit, prompt_length) // PAGE_TOKENS * PAGE_TOKENS)
     best = max(points, default=0)

@@ -22,8 +22,8 @@ _Bytes: TypeAlias = Any
 class StateTensors:
     """Implements ``StateStore`` and ``RecordStore``.
 
-    ``views[name]``: rows [layers, pages, rows_per_page, width], ring [layers, slots, ring_rows, width]. ``dtype`` is
-    what a group of dtype "model" is stored in. Snapshots: ring shape with ``num_snapshots`` for slots.
+    ``views[name]``: rows [layers, pages, rows_per_page, width], ring [layers, slots + snapshots, ring_rows, width], so
+    that a model reaches both. ``dtype`` is what a group of dtype "model" is stored in.
     """
 
     def __init__(
@@ -37,7 +37,8 @@ class StateTensors:
     ):
         self._rows: list[Tensor] = []
         self._row_bytes: list[tuple[_Bytes, int]] = []  # the same as bytes, with tokens a row
-        self._rings: list[tuple[Tensor, Tensor, float]] = []  # live, snapshots, fill
+        self._rings: list[tuple[Tensor, float]] = []  # with fill
+        self._num_slots = num_slots
         views: dict[str, Tensor] = {}
         place = torch.device(device)
         for group in groups:
@@ -48,32 +49,29 @@ class StateTensors:
                 self._rows.append(views[group.name])
                 self._row_bytes.append((_as_bytes(views[group.name]), group.tokens_per_row))
             else:
-                views[group.name] = _lazy_zeros((layers, num_slots, group.ring_rows, group.width), kept, place)
-                saved = _lazy_zeros((layers, num_snapshots, group.ring_rows, group.width), kept, place)
-                self._rings.append((views[group.name], saved, group.fill))
+                shape = (layers, num_slots + num_snapshots, group.ring_rows, group.width)
+                views[group.name] = _lazy_zeros(shape, kept, place)
+                self._rings.append((views[group.name], group.fill))
         self.views: Mapping[str, Tensor] = views
-        saved_bytes = sum(saved.nbytes for _, saved, _ in self._rings)
-        self.nbytes = sum(view.nbytes for view in views.values()) + saved_bytes
-        self._saved_bytes = [_as_bytes(saved) for _, saved, _ in self._rings]
+        self.nbytes = sum(view.nbytes for view in views.values())
+        self._saved_bytes = [_as_bytes(rings)[:, num_slots:] for rings, _ in self._rings]
         self.page_bytes = sum(group.bytes_per_page(dtype.itemsize) for group in groups)
         self.ring_bytes = sum(group.bytes_per_slot(dtype.itemsize) for group in groups)
 
     def reset_slot(self, slot: int) -> None:
         """Fill the slot's rings. Without it a short prompt would read what the slot's last sequence left behind."""
-        for live, _, fill in self._rings:
-            live[:, slot].fill_(fill)
+        for rings, fill in self._rings:
+            rings[:, slot].fill_(fill)
 
     def copy_page(self, source: int, target: int) -> None:
         for rows in self._rows:
             rows[:, target].copy_(rows[:, source])
 
     def save_snapshot(self, slot: int, snapshot: int) -> None:
-        for live, saved, _ in self._rings:
-            saved[:, snapshot].copy_(live[:, slot])
+        self.copy_slot(slot, self._num_slots + snapshot)
 
     def load_snapshot(self, snapshot: int, slot: int) -> None:
-        for live, saved, _ in self._rings:
-            live[:, slot].copy_(saved[:, snapshot])
+        self.copy_slot(self._num_slots + snapshot, slot)
 
     def read_page(self, page: int, into: memoryview, tokens: int) -> None:
         """The page as one record: groups, layers, rows, in the storage's types. Rows that ``tokens`` tokens do not
@@ -103,8 +101,8 @@ class StateTensors:
         yield from zip(self._saved_bytes, _parts(data, self._saved_bytes), strict=True)
 
     def copy_slot(self, source: int, target: int) -> None:
-        for live, _, _ in self._rings:
-            live[:, target].copy_(live[:, source])
+        for rings, _ in self._rings:
+            rings[:, target].copy_(rings[:, source])
 
 
 def _as_bytes(storage: Tensor) -> _Bytes:

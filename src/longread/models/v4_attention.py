@@ -19,7 +19,7 @@ from longread.kernels.norm import ref as norm
 from longread.kernels.rope import ref as rope
 from longread.kernels.sparse_attention import ref as sparse_attention
 from longread.kernels.tiles import tiles
-from longread.models.v4_step import Runs, Step, spans
+from longread.models.v4_step import Runs, Saves, Step, spans
 from longread.spec.batch import Segment
 from longread.spec.model import ModelSpec
 from longread.spec.state import PAGE_TOKENS
@@ -156,6 +156,8 @@ class V4Attention:
             else:
                 top, total, acc = (state[ring + part][rank][:, 0] for part in ("_max", "_sum", "_acc"))
                 pooled.append(self._online_step(top, total, acc, own_kv, own_score, singles.slots, closing))
+        if step.saves is not None:
+            self._save_open_windows(ring, kv, score, step.saves, state)
         for s in step.chunks:
             rows = slice(s.offset, s.offset + s.length)
             if self.ratio == 4:
@@ -165,6 +167,24 @@ class V4Attention:
                 top, total, acc = (state[ring + part][rank][s.slot, 0] for part in ("_max", "_sum", "_acc"))
                 pooled.append(self._online_chunk(top, total, acc, kv[rows], score[rows], s.start))
         return pooled[0] if len(pooled) == 1 else torch.cat(pooled)
+
+    def _save_open_windows(
+        self, ring: str, kv: Tensor, score: Tensor, saves: Saves, state: Mapping[str, Tensor]
+    ) -> None:
+        """What the rings of open windows hold at positions inside the chunks; before these overwrite them."""
+        if self.ratio == 4:
+            save_recent(state[ring + "_kv"][self.rank], kv, saves)
+            save_recent(state[ring + "_score"][self.rank], score, saves)
+            return
+        top, total, acc = (state[ring + part][self.rank][:, 0] for part in ("_max", "_sum", "_acc"))
+        # A window that began with the chunk or in it starts empty; only one that was open before goes on.
+        top[saves.empty], total[saves.empty], acc[saves.empty] = compressor.NEG_INF, 0.0, 0.0
+        for s, position, kept in saves.open:
+            begin = max(s.start, position // compressor.LONG * compressor.LONG)
+            if begin % compressor.LONG:
+                top[kept], total[kept], acc[kept] = top[s.slot], total[s.slot], acc[s.slot]
+            rows = slice(s.offset + begin - s.start, s.offset + position - s.start)
+            self._online_chunk(top[kept], total[kept], acc[kept], kv[rows], score[rows], begin)
 
     def _attend(
         self, q: Tensor, kv: Tensor, index: tuple[Tensor, Tensor] | None, step: Step, state: Mapping[str, Tensor]
@@ -177,6 +197,8 @@ class V4Attention:
         if rows is not None and step.singles.segments:
             own = None if index is None else (index[0][rows], index[1][rows])
             out[rows] = self._attend_singles(q[rows], kv[rows], own, step, state)
+        if step.saves is not None:
+            save_recent(state["window"][self.layer], kv, step.saves)
         for s, runs in zip(step.chunks, step.chunk_runs, strict=True):
             part = slice(s.offset, s.offset + s.length)
             own = None if index is None else (index[0][part], index[1][part])
@@ -299,6 +321,15 @@ class V4Attention:
         if gathers:
             size = min(size, GATHER_FLOATS // (self.ix.top_k * self.c.head_dim))
         return max(1, min(longest, size))
+
+
+def save_recent(rings: Tensor, new: Tensor, saves: Saves) -> None:
+    """Keep what rings of the last tokens hold at positions inside the chunks. rings: [slots + snapshots, size, width],
+    which the chunks have not changed yet; new: [T, width], the step's tokens.
+    """
+    rows, tokens = saves.recent[rings.shape[1]]
+    rings[saves.rings] = rings[saves.slots]
+    rings.flatten(0, 1)[rows] = new[tokens]
 
 
 def _tiles(store: Tensor, places: Sequence[tuple[int, int]]) -> Iterator[Tensor]:

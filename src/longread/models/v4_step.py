@@ -64,6 +64,23 @@ class Singles:
 
 
 @dataclass(frozen=True, slots=True)
+class Saves:
+    """Ring states that are kept from inside the chunks (``Segment.saves``), each in the ring row ``rings``.
+
+    slots, rings: int64 [S]. recent[size]: of rings with the last ``size`` tokens, what comes from this step: int64 [N]
+    rows of the flattened rings and of the flattened batch; the rest is what the slot held before it. empty: int64, the
+    ring rows whose window of 128 has nothing from before the chunk. open: (chunk, position, ring row) of those that
+    have a token in theirs.
+    """
+
+    slots: Tensor
+    rings: Tensor
+    recent: dict[int, tuple[Tensor, Tensor]]
+    empty: Tensor
+    open: tuple[tuple[Segment, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """All tables of one step. ``visible[ratio]`` is None where the layer selects its rows (see ``plan_step``).
 
@@ -79,6 +96,7 @@ class Step:
     phase: dict[int, Tensor]
     closing: dict[int, Closing]
     visible: dict[int, Gathered | None]
+    saves: Saves | None
 
 
 def page_runs(pages: Sequence[int]) -> Runs:
@@ -121,6 +139,30 @@ def plan_step(segments: Sequence[Segment], positions: Tensor, ratios: Sequence[i
         {ratio: positions % ratio for ratio in ratios},
         {ratio: _closing(single, chunks, ratio) for ratio in ratios},
         {ratio: _gathered(single, ratio) if single and not (ratio == 4 and selects) else None for ratio in ratios},
+        _saves(chunks, (window, 8)),
+    )
+
+
+def _saves(chunks: Sequence[Segment], sizes: Sequence[int]) -> Saves | None:
+    """``sizes``: rows of the rings that hold the last tokens, position p at row p mod size."""
+    every = [(s, position, ring) for s in chunks for position, ring in s.saves]
+    if not every:
+        return None
+    recent = {}
+    for size in sizes:
+        rows: list[int] = []
+        tokens: list[int] = []
+        for s, position, ring in every:
+            held = range(max(s.start, position - size), position)
+            rows += [ring * size + p % size for p in held]
+            tokens += [s.offset + p - s.start for p in held]
+        recent[size] = torch.tensor(rows, dtype=torch.int64), torch.tensor(tokens, dtype=torch.int64)
+    return Saves(
+        torch.tensor([s.slot for s, _, _ in every], dtype=torch.int64),
+        torch.tensor([ring for _, _, ring in every], dtype=torch.int64),
+        recent,
+        torch.tensor([ring for s, position, ring in every if s.start <= position // 128 * 128], dtype=torch.int64),
+        tuple(save for save in every if save[1] % 128),
     )
 
 

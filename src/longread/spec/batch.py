@@ -9,6 +9,8 @@ class Segment:
 
     The step's tokens are all segments' tokens laid end to end; this one's begin at ``offset``.
     ``pages`` covers at least positions 0 .. start+length-1. ``slot`` is the sequence's ring row, kept for life.
+    ``saves``: (position, ring row) of each place inside, start < position < start+length, whose ring state is kept:
+    what the slot would hold if the segment ended there.
     """
 
     slot: int
@@ -16,6 +18,7 @@ class Segment:
     length: int
     offset: int
     pages: tuple[int, ...]
+    saves: tuple[tuple[int, int], ...] = ()
 
     @property
     def end(self) -> int:

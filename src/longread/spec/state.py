@@ -22,7 +22,8 @@ class StateGroup:
     """One named part of a sequence's cache.
 
     rows: storage is [len(layers), pages, PAGE_TOKENS // tokens_per_row, width].
-    ring: storage is [len(layers), slots, ring_rows, width]; a fresh slot is filled with ``fill``.
+    ring: storage is [len(layers), slots + snapshots, ring_rows, width]; a fresh slot is filled with ``fill``, and
+    snapshot r is at index slots + r.
     ``layers`` are the model layers that own the group, in order; storage index i belongs to layers[i].
     ``dtype`` "model" follows the engine's compute type.
     """

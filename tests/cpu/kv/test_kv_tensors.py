@@ -30,8 +30,8 @@ def test_shapes_types_and_bytes():
     assert {name: tuple(view.shape) for name, view in tensors.views.items()} == {
         "csa": (3, 5, 64, 8),
         "hca": (1, 5, 2, 8),
-        "window": (4, 3, 16, 8),
-        "score": (2, 3, 8, 6),
+        "window": (4, 3 + 4, 16, 8),
+        "score": (2, 3 + 4, 8, 6),
     }
     assert [view.dtype for view in tensors.views.values()] == [torch.bfloat16] * 3 + [torch.float32]
     pages = sum(group.bytes_per_page(2) for group in GROUPS)

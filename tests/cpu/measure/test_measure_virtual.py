@@ -6,14 +6,19 @@ import pytest
 from toy_model import MLA_GROUPS, RING_GROUPS, toy_engine
 from virtual_loads import small
 
-from longread.engine.scheduler import Schedule, Scheduler
+from longread.engine.scheduler import Grant, Schedule, Scheduler
 from longread.engine.virtual import Run, VirtualEngine
 from longread.measure.planned_cost import calibrated
 from longread.spec.cost import StepCost
 from longread.spec.engine import GenerationRequest, SamplingParams
 
 COST = StepCost(launch=0.01, token=1e-4)
-Told = tuple[list[tuple[str, int, bool]], list[str], list[str]]
+Told = tuple[list[tuple[str, int, list[int]]], list[str], list[str]]
+
+
+def saves(grant: Grant) -> dict[int, int]:
+    assert grant.timeline.lease is not None
+    return grant.timeline.lease.saves
 
 
 @pytest.fixture
@@ -24,7 +29,7 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> list[Told]:
 
     def schedule(self: Scheduler) -> Schedule:
         plan = real(self)
-        grants = [(grant.timeline.key, grant.length, grant.cut) for grant in plan.grants]
+        grants = [(g.timeline.key, g.length, sorted(saves(g))) for g in plan.grants]
         seen.append((grants, [each.key for each in plan.admitted], [each.key for each in plan.preempted]))
         return plan
 

@@ -128,15 +128,34 @@ def test_as_many_sequences_as_tokens_of_budget_all_decode_in_each_step() -> None
     assert full >= 4
 
 
-def test_chunks_end_at_snapshot_points() -> None:
-    bench = Bench(budget=4096, rings=True)
-    timeline = bench.add("r", numbers(1000, 1), output=1)
-    ends = []
-    while bench.live:
-        bench.step()
-        ends.append(timeline.computed)
-    assert ends[:-1] == [256, 512, 768, 999]
-    assert bench.cache.match(timeline.tokens[:1000]).cached_tokens == 999
+@pytest.mark.parametrize("rings", [True, False])
+def test_a_prompt_takes_one_step_where_the_budget_allows(rings: bool) -> None:
+    """And can be landed on at each of its landing points all the same."""
+    bench = Bench(budget=8192, rings=rings)
+    timeline = bench.add("r", numbers(8000, 1), output=2)
+    assert [grant.length for grant in bench.step().grants] == [8000] and timeline.remaining == 1
+    for shared in (7424, 7680, 7936, 7999) if rings else (256, 3000, 7936, 7999):
+        assert bench.cache.match([*timeline.tokens[:shared], 99]).cached_tokens == shared
+    assert [grant.length for grant in bench.step().grants] == [1]
+
+
+def test_prompts_of_one_step_are_landed_on_each() -> None:
+    bench = Bench(budget=2048, rings=True)
+    timelines = [bench.add(f"r{i}", numbers(600, 10 + i), output=9) for i in range(2)]
+    assert [grant.length for grant in bench.step().grants] == [600, 600]
+    assert bench.cache.snapshots_held == 6
+    for timeline in timelines:
+        for shared in (256, 512, 599):
+            assert bench.cache.match([*timeline.tokens[:shared], 99]).cached_tokens == shared
+
+
+def test_where_snapshot_rows_run_out_a_step_keeps_each_prompts_deepest_points() -> None:
+    bench = Bench(budget=4096, rings=True)  # 8 rows
+    timelines = [bench.add(f"r{i}", numbers(1000, 10 + i), output=9) for i in range(3)]
+    assert [grant.length for grant in bench.step().grants] == [1000] * 3
+    found = [bench.cache.match([*timeline.tokens[:1000], 99]).cached_tokens for timeline in timelines]
+    assert found == [999, 999, 0]
+    bench.run()
 
 
 @given(data=st.data(), rings=st.booleans())
@@ -162,7 +181,7 @@ def test_gather_lays_segments_end_to_end_and_samples_complete_ones() -> None:
     bench = Bench(budget=64)
     short, book = bench.add("short", [5, 6, 7]), bench.add("book", numbers(200, 1))
     plan = bench.scheduler.schedule()
-    batch = gather(plan.grants)
+    batch = gather(plan.grants, slots=8)
     assert len(batch.token_ids) == 64 == len(batch.positions)
     offset = 0
     for segment, grant in zip(batch.segments, plan.grants, strict=True):

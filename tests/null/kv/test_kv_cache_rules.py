@@ -23,17 +23,15 @@ def compute(cache: KVCache, store: Contents, lease: Lease, tokens: Iterable[int]
     """One step of ``tokens``, without any snapshot."""
     tokens = list(tokens)
     cache.reserve(lease, lease.position + len(tokens))
-    store.compute(lease.pages, lease.slot, lease.tokens + tokens, lease.position)
+    store.compute(lease.pages, lease.slot, lease.tokens + tokens, lease.position, lease.saves)
     cache.commit(lease, tokens)
 
 
 def prefill(cache: KVCache, store: Contents, lease: Lease, prompt: list[int]) -> None:
-    """The rest of the prompt, with the snapshots of the policy."""
-    while lease.position < len(prompt):
-        point = cache.next_snapshot_point(len(prompt), lease.position)
-        compute(cache, store, lease, prompt[lease.position : point])
-        if lease.position == point:
-            assert cache.snapshot(lease)
+    """The rest of the prompt in one step, with the landing points of the policy."""
+    cache.prepare(lease, len(prompt), len(prompt) - lease.position)
+    cache.check()
+    compute(cache, store, lease, prompt[lease.position :])
     cache.check()
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from kv_contents import WITH_RINGS, Contents
 
 from longread.kv.cache import KVCache
-from longread.kv.policy import LAST_PAGE_ENDS, next_landing_point, promised_point
+from longread.kv.policy import LAST_PAGE_ENDS, landing_points, promised_point
 from longread.spec.state import PAGE_TOKENS
 
 ROOT = b"root".ljust(16, b"\0")
@@ -17,11 +17,7 @@ LONGEST = (LAST_PAGE_ENDS - 1) * PAGE_TOKENS + 2  # of what follows the shared t
 
 
 def points(prompt: int) -> list[int]:
-    found, at = [], 0
-    while (point := next_landing_point(prompt, at, INTERVAL, rings=True)) is not None:
-        found.append(point)
-        at = point
-    return found
+    return landing_points(prompt, 0, prompt, INTERVAL, rings=True)
 
 
 def again(shared: int, first: int, second: int) -> int:
@@ -66,24 +62,22 @@ def test_what_is_promised_to_a_waiting_question_is_where_it_would_land(
         assert not promised
 
 
-@given(st.integers(300, 1500), st.integers(1, 300), st.integers(1, 300))
-@example(1023, 300, 1)
-@example(1024, 1, 300)
-@example(1279, 258, 40)
-def test_the_cache_lands_where_the_policy_says(shared: int, first: int, second: int) -> None:
+@given(st.integers(300, 1500), st.integers(1, 300), st.integers(1, 300), st.integers(100, 2000))
+@example(1023, 300, 1, 2000)
+@example(1024, 1, 300, 256)
+@example(1279, 258, 40, 700)
+def test_the_cache_lands_where_the_policy_says(shared: int, first: int, second: int, chunk: int) -> None:
     store = Contents(WITH_RINGS, 12, 2, 12)
     cache = KVCache(WITH_RINGS, ROOT, 12, 2, 12, store)
     text = list(range(shared))
     prompt = text + [70000] * first
     lease = cache.open(prompt)
     while lease.position < len(prompt):
-        point = cache.next_snapshot_point(len(prompt), lease.position)
-        tokens = prompt[lease.position : point]
+        tokens = prompt[lease.position : lease.position + chunk]
         cache.reserve(lease, lease.position + len(tokens))
-        store.compute(lease.pages, lease.slot, lease.tokens + tokens, lease.position)
+        cache.prepare(lease, len(prompt), len(tokens))
+        store.compute(lease.pages, lease.slot, lease.tokens + tokens, lease.position, lease.saves)
         cache.commit(lease, tokens)
-        if lease.position == point:
-            assert cache.snapshot(lease)
     cache.close(lease)
     assert shared - cache.match(text + [80000] * second).cached_tokens == again(shared, first, second) < PAGE_TOKENS
     cache.check()

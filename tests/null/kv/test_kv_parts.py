@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from longread.kv.chain import TokenChain, common_tokens, encode
 from longread.kv.index import PrefixIndex
 from longread.kv.naive import NaiveCache
-from longread.kv.policy import next_landing_point, promised_point
+from longread.kv.policy import landing_points, promised_point
 from longread.kv.pool import PagePool
 from longread.kv.runs import FreeRuns
 from longread.kv.snapshots import SnapshotPool
@@ -205,14 +205,14 @@ def test_an_entry_with_children_is_not_removed():
 
 
 def points(prompt: int, rings: bool, interval: int = 32768) -> list[int]:
-    found, at = [], 0
-    while (point := next_landing_point(prompt, at, interval, rings)) is not None:
-        found.append(point)
-        at = point
+    found = landing_points(prompt, 0, prompt, interval, rings)
+    for cut in (1, 255, 256, 1279, 1280, prompt - 1):  # a prompt that takes two steps has no other points
+        parts = landing_points(prompt, 0, cut, interval, rings) + landing_points(prompt, cut, prompt, interval, rings)
+        assert parts == found or cut > prompt
     return found
 
 
-def test_where_prompts_are_cut():
+def test_where_prompts_can_be_landed_on():
     assert points(255, rings=True) == []
     assert points(256, rings=True) == [255]
     assert points(257, rings=True) == [256]

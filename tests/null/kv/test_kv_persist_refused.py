@@ -37,13 +37,12 @@ class Process:
         lease = self.cache.open(prompt)
         self.tiers.used(lease)
         while lease.position < len(prompt):
-            point = self.cache.next_snapshot_point(len(prompt), lease.position)
-            tokens = prompt[lease.position : point]
-            self.cache.reserve(lease, lease.position + len(tokens))
-            self.store.compute(lease.pages, lease.slot, lease.tokens + tokens, lease.position)
+            tokens = prompt[lease.position :]
+            self.cache.reserve(lease, len(prompt))
+            self.cache.prepare(lease, len(prompt), len(tokens))
+            self.store.compute(lease.pages, lease.slot, lease.tokens + tokens, lease.position, lease.saves)
             self.cache.commit(lease, tokens)
-            if lease.position == point or lease.position == len(prompt):
-                self.cache.snapshot(lease)
+        self.cache.snapshot(lease)
         self.cache.close(lease)
         assert self.tiers.flush(20)
         return lease.cached_tokens

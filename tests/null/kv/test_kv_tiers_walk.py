@@ -175,13 +175,11 @@ class TierWalk(Walk):
         self.landed: list[tuple[int, ...]] = []
         self.works = True
 
-    def _snapshot(self, lease: Lease, rolling: bool) -> bool:
-        done = super()._snapshot(lease, rolling)
-        if done:
-            self.ever.publish(lease.tokens)
-            if not rolling and lease.position >= PAGE_TOKENS:
-                self.landed.append(tuple(lease.tokens))
-        return done
+    def _published(self, here: tuple[int, ...], lease: Lease, rolling: bool) -> None:
+        super()._published(here, lease, rolling)
+        self.ever.publish(here)
+        if not rolling and len(here) >= PAGE_TOKENS:
+            self.landed.append(here)
 
     def _step(self, lease: Lease, tokens: list[int]) -> bool:
         done = super()._step(lease, tokens)
