@@ -3,6 +3,7 @@
 from longread.plan.deployment import Deployment
 from longread.plan.estimate import Estimate
 from longread.spec.hardware import GIB as GIB
+from longread.spec.hardware import Hardware
 
 _TIMES = ((1.0, 1.0, "s"), (1e-3, 1e3, "ms"), (1e-6, 1e6, "us"), (0.0, 1e9, "ns"))
 
@@ -42,6 +43,21 @@ def length(tokens: int) -> str:
 def summary(d: Deployment) -> str:
     """A deployment's split, and its experts where they are not the checkpoint's."""
     return d.strategy.label + ("" if d.experts == "native" else f", {d.experts} experts")
+
+
+def place(h: Hardware) -> str:
+    """What has the memory: a card, or the machine itself where it computes on its CPU."""
+    return "machine" if h.card.architecture == "cpu" else "card"
+
+
+def more_memory(h: Hardware) -> str:
+    """What helps where something does not fit."""
+    return "a machine with more memory" if place(h) == "machine" else "more cards"
+
+
+def too_much(size: float, h: Hardware) -> str:
+    """So many bytes over, of each card where there are cards."""
+    return f"{gib(size)} too much" if place(h) == "machine" else f"{gib(size)} a card too much"
 
 
 def _unit(value: float) -> tuple[float, str]:

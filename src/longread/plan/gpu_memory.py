@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from longread.plan.activations import ACTIVATIONS, RESERVE, Part, step_parts
 from longread.plan.deployment import Deployment
+from longread.plan.figures import more_memory, too_much
 from longread.plan.shards import cache_share, stage_layers, stage_weights
 from longread.spec.count import fixed_bytes_per_request, kv_bytes_per_token, row_groups
 from longread.spec.errors import ConfigError
@@ -252,10 +253,11 @@ def require_room(d: Deployment, context: int, drafter: bool = False) -> None:
     one = memory.session_bytes(context, _snapshots(d))
     if one <= memory.free:
         return
-    over = (one - memory.free) / GIB
+    over = too_much(one - memory.free, d.hardware)
     largest = max((size, name) for name, size in memory.weights.items())[1]
     raise ConfigError(
-        f"{d.strategy.label} on {d.hardware.label}: one sequence of {context} tokens is {over:.1f} GiB a card too much "
+        f"{d.strategy.label} on {d.hardware.label}: one sequence of {context} tokens is {over} "
         f"(weights {memory.weight_total / GIB:.1f} GiB, most of it {largest}; beside them {memory.beside / GIB:.1f}; "
-        f"sequence {one / GIB:.1f}; usable {memory.usable / GIB:.1f}); use more cards, smaller experts or less context"
+        f"sequence {one / GIB:.1f}; usable {memory.usable / GIB:.1f}); use {more_memory(d.hardware)}, "
+        "smaller experts or less context"
     )

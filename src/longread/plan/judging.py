@@ -113,7 +113,7 @@ def resource(part: str) -> str:
     for name, words in _RESOURCES.items():
         if any(word in part for word in words):
             return name
-    return "queue" if part == "queue" else "cards"
+    return "queue" if part == "queue" else "device"
 
 
 def ranked(candidates: Sequence[Candidate]) -> list[Candidate]:

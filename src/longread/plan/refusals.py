@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from longread.plan.candidate import Refusal, RefusalKind
 from longread.plan.deployment import Deployment, Workload
+from longread.plan.figures import more_memory, place
 from longread.plan.gpu_memory import GIB, GpuMemory, gpu_memory, max_context
 from longread.plan.space import CHUNK, SHARE
 
@@ -32,8 +33,9 @@ def memory_refusal(d: Deployment, memory: GpuMemory, w: Workload) -> Refused:
     one = memory.session_bytes(w.isl + w.osl)
     needed = memory.weight_total + memory.beside + one
     largest = max(memory.weights, key=lambda name: memory.weights[name])
+    where = "the machine" if place(d.hardware) == "machine" else "a card"
     limit = (
-        f"memory of a card: weights {memory.weight_total / GIB:.1f} GiB (most of it {largest}), beside them "
+        f"memory of {where}: weights {memory.weight_total / GIB:.1f} GiB (most of it {largest}), beside them "
         f"{memory.beside / GIB:.1f}, one sequence {one / GIB:.1f}"
     )
     return Refused("memory", d, limit, needed, memory.usable)
@@ -47,7 +49,7 @@ def session_refusal(d: Deployment, sessions: int, w: Workload) -> Refused:
         w.concurrency,
         sessions,
         (f"at most {sessions:,} at once and the rest waiting, " if sessions else "")
-        + "more cards, or a shorter context",
+        + f"{more_memory(d.hardware)}, or a shorter context",
     )
 
 
@@ -122,7 +124,7 @@ def _room(d: Deployment, over: float) -> str:
     longest = max_context(d)
     if 0 < longest < d.max_model_len:
         cures.append(f"a context of at most {longest:,} tokens")
-    cards = _cards(d, over)
+    cards = 0 if place(d.hardware) == "machine" else _cards(d, over)
     if cards:
         cures.append(f"a replica over {cards} cards of this kind")
     fp8 = d.spec.quant is not None and d.spec.quant.experts == "fp8"
@@ -130,7 +132,7 @@ def _room(d: Deployment, over: float) -> str:
         cures.append("int4 experts (another checkpoint, lossy)")
     if d.experts == "fp8" and _fits(replace(d, experts="native")):
         cures.append("the checkpoint's own experts")
-    return ", or ".join(cures) or "cards with more memory"
+    return ", or ".join(cures) or ("a machine" if place(d.hardware) == "machine" else "cards") + " with more memory"
 
 
 def _fits(d: Deployment) -> bool:

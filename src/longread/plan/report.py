@@ -13,7 +13,7 @@ from rich.text import Text
 from longread.plan.candidate import Candidate, Refusal, SearchResult
 from longread.plan.deployment import Deployment, Workload
 from longread.plan.estimate import Estimate, exact
-from longread.plan.figures import GIB, gib, length, rate, seconds, span
+from longread.plan.figures import GIB, gib, length, more_memory, place, rate, seconds, span, too_much
 from longread.plan.gpu_memory import Capacity, Cell, GpuMemory
 from longread.plan.peer_capacity import PeerCapacity
 from longread.plan.space import Fixed, cache_formats
@@ -169,9 +169,10 @@ def _print_best(console: Console, r: SearchResult, c: Candidate) -> None:
         f"at load: TTFT {span(c.ttft_load)}, the last of a burst {span(c.times.burst)}; TPOT {span(c.tpot_load)}, the "
         f"longest gap {span(c.times.stall)}; {c.times.reading:.0%} of the time goes to prompts"
     )
-    console.print("floors on all cards: " + ", ".join(f"{name} {seconds(v)}" for name, v in r.floors.items()))
+    floors = "floors" if place(r.hardware) == "machine" else "floors on all cards"
+    console.print(f"{floors}: " + ", ".join(f"{name} {seconds(v)}" for name, v in r.floors.items()))
     print_memory(console, d, c.memory)
-    print_capacity(console, [c.capacity], [c.peer] if c.peer is not None else [])
+    print_capacity(console, place(d.hardware), [c.capacity], [c.peer] if c.peer is not None else [])
     if b.margin < 1:
         console.print(f"[red]{b.name} is missed by {1 / max(b.margin, 1e-9):.1f}x[/]")
 
@@ -230,7 +231,9 @@ def memory_rows(d: Deployment, memory: GpuMemory) -> dict[str, int]:
 def print_memory(console: Console, d: Deployment, memory: GpuMemory) -> None:
     """A bar of one card's memory and its parts with sources."""
     stage = f", pipeline stage {memory.stage} of {d.strategy.pp}" if d.strategy.pp > 1 else ""
-    console.print(f"[bold]memory of the fullest card[/] ({gib(d.hardware.card.memory.value)} shown{stage})")
+    alone = place(d.hardware) == "machine"
+    where = "machine" if alone else "fullest card"
+    console.print(f"[bold]memory of the {where}[/] ({gib(d.hardware.card.memory.value)} shown{stage})")
     rows = memory_rows(d, memory)
     whole = sum(rows.values())
     bar, table = Text("  "), Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
@@ -255,16 +258,16 @@ def print_memory(console: Console, d: Deployment, memory: GpuMemory) -> None:
     fixed = sum(memory.kv_fixed.values())
     how = "; ".join(dict.fromkeys(memory.sharing.values()))
     console.print(
-        f"  cache on each card: {', '.join(shared)}"
+        f"  cache{'' if alone else ' on each card'}: {', '.join(shared)}"
         + (f"; {gib(fixed)} a sequence" if fixed else "")
         + f" ([dim]{escape(how)}[/])"
     )
 
 
-def print_capacity(console: Console, capacities: Iterable[Capacity], peers: Iterable[PeerCapacity]) -> None:
+def print_capacity(console: Console, where: str, capacities: Iterable[Capacity], peers: Iterable[PeerCapacity]) -> None:
     """Tokens and sessions at context lengths, and what vLLM and SGLang make of the same memory."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    columns = ("context", "sessions (rows alone)", "tokens", "a session on a card")
+    columns = ("context", "sessions (rows alone)", "tokens", "a session" + ("" if where == "machine" else " on a card"))
     known = list(peers)
     engines = list(dict.fromkeys(p.engine for p in known))
     # What a log says is for the length that the engine was started for; several lengths are several starts.
@@ -281,8 +284,8 @@ def print_capacity(console: Console, capacities: Iterable[Capacity], peers: Iter
         console.print(f"  [dim]{p.engine}: {escape(p.why)}[/]")
 
 
-def print_triangle(console: Console, cells: Iterable[Cell]) -> None:
-    """Context by concurrency: GiB on the fullest card, red where it does not fit."""
+def print_triangle(console: Console, where: str, cells: Iterable[Cell]) -> None:
+    """Context by concurrency: GiB on the fullest card or the machine, red where it does not fit."""
     rows: dict[int, dict[int, Cell]] = {}
     for cell in cells:
         rows.setdefault(cell.context, {})[cell.concurrency] = cell
@@ -290,7 +293,7 @@ def print_triangle(console: Console, cells: Iterable[Cell]) -> None:
         return
     widths = list(next(iter(rows.values())))
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("GiB a card: context")
+    table.add_column("GiB: context" if where == "machine" else "GiB a card: context")
     for width in widths:
         table.add_column(f"{width} at once", justify="right")
     for context, row in rows.items():
@@ -305,7 +308,7 @@ def _cell(cell: Cell) -> Text:
 
 def print_survey(console: Console, s: Survey) -> None:
     """Memory, capacity and the triangle of one deployment."""
-    d = s.deployment
+    d, where = s.deployment, place(s.deployment.hardware)
     console.print(f"[bold]{escape(d.spec.label)}[/] on [bold]{escape(d.hardware.label)}[/]")
     console.print(hardware_line(d.hardware))
     console.print(
@@ -316,15 +319,15 @@ def print_survey(console: Console, s: Survey) -> None:
         console.print(f"[yellow]{engine} cannot run it:[/] {escape(why)}")
     print_memory(console, d, s.memory)
     if not s.fits:
-        over = -s.memory.free
-        console.print(f"[red]does not fit[/]: {gib(over)} a card too much; use more cards or smaller experts")
+        over, more = too_much(-s.memory.free, d.hardware), more_memory(d.hardware)
+        console.print(f"[red]does not fit[/]: {over}; use {more} or smaller experts")
         return
     engines = "".join(f"; {name} holds {tokens:,}" for name, tokens in s.peer_longest.items())
     console.print(
         f"longest context whose rows fit: [bold]{s.longest:,}[/] of the model's {d.spec.max_position:,} tokens{engines}"
     )
-    print_capacity(console, s.capacities, s.peers)
-    print_triangle(console, s.triangle)
+    print_capacity(console, where, s.capacities, s.peers)
+    print_triangle(console, where, s.triangle)
     console.print("[dim]for times, targets and a ranking give a load: --isl 131072 --osl 512 --concurrency 8[/]")
 
 

@@ -47,6 +47,17 @@ def test_json_is_one_document(capsys: Capture) -> None:
     assert len(published["runs"]) > 60 and {"measured", "predicted", "left_out", "inside"} <= set(published["runs"][0])
 
 
+def test_a_cpu_is_no_card(capsys: Capture) -> None:
+    for more, code in (([], 0), (["--isl", "8K", "--osl", "64"], 0)):
+        out = said(["reader-v4", "--hardware", "cpu", *more], capsys, code=code)
+        shown = [line for line in out.splitlines() if "not measured on CPUs" not in line]
+        assert "memory of the machine" in out
+        assert not any(word in line for line in shown for word in ("card", "GPU ", "H200 profiles")), out
+    for more in ([], ["--isl", "8K"]):
+        out = said(["V3", "--hardware", "cpu", *more], capsys, code=1)
+        assert "a machine with more memory" in out and "more cards" not in out
+
+
 def test_published_runs_say_inside_or_why_not(capsys: Capture) -> None:
     out = said(["--published"], capsys)
     assert "Median error" in out and "not known:" in out and "V3-0324" in out

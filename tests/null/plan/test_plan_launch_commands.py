@@ -12,7 +12,7 @@ from longread.plan.calibrate import Factors
 from longread.plan.cards import parse_hardware
 from longread.plan.deployment import Deployment, Strategy, Workload
 from longread.plan.launch import Options, emit, launch
-from longread.plan.launch.reasons import admission
+from longread.plan.launch.reasons import admission, chunk_why
 from longread.plan.launch.sglang import VERSIONS as SGLANG
 from longread.plan.launch.vllm import VERSIONS as VLLM
 from longread.plan.timing import ttft_cold
@@ -86,6 +86,14 @@ def test_every_flag_has_its_reason_above_it() -> None:
     for before, line in zip(["", *block], block, strict=False):
         if line.strip().startswith("--"):
             assert before.strip().startswith("#"), line
+
+
+def test_the_reason_for_a_chunk_argues_for_it() -> None:
+    d = vllm_cases()["v4 tp8 host"][0]
+    full, small = (chunk_why(replace(d, chunk=chunk)) for chunk in (8192, 2048))
+    assert full.endswith("192 tokens an expert, GEMM tiles of 128 rows are full")
+    assert "48 tokens an expert, which do not fill GEMM tiles of 128 rows" in small
+    assert "in exchange no decoding request waits long" in small
 
 
 def test_reasons_have_the_deployments_numbers() -> None:

@@ -102,11 +102,16 @@ def common_notes(d: Deployment, memory: GpuMemory, workload: Workload | None, op
 
 
 def chunk_why(d: Deployment) -> str:
-    """Why so many tokens a step: rows that each routed expert gets, and what the step's scratch costs."""
+    """Why so many tokens a step: rows that each routed expert gets, and what a step with fewer is better at."""
     moe, groups = d.spec.moe, d.strategy.dp
     rows = d.chunk * groups * moe.top_k / moe.routed
     together = f" x {groups} data parallel groups" if groups > 1 else ""
-    full = "GEMM tiles of 128 rows are full" if rows >= FULL_TILE else "below a tile of 128 rows: GEMMs run half empty"
+    full = "GEMM tiles of 128 rows are full"
+    if rows < FULL_TILE:
+        full = (
+            "which do not fill GEMM tiles of 128 rows: reading is slower for it, and in exchange no decoding request "
+            "waits long for a step, and a step takes little memory from the cache"
+        )
     return f"{d.chunk:,}{together} x {moe.top_k} of {moe.routed} experts = {rows:,.0f} tokens an expert, {full}"
 
 
