@@ -1,0 +1,233 @@
+"""What a gate asks: documents by seed and length, and the questions about them that serve levels 1 to 4.
+
+Knows the generators of texts, not HTTP. One answer serves every level that can read something from it, so a document is
+read once. A plan is written into the base, and the candidate is asked from the same plan: same seeds, same lines.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from random import Random
+from typing import Literal
+
+from longread.measure.gate import clauses
+from longread.measure.gate.critical import values_of
+from longread.measure.reading import Question, write
+
+Style = Literal["plain", "instructed"]
+VERSION = 1  # raise when the same seed gives other asks
+FORMS = (("en", "contract"), ("zh", "statute"), ("en", "table"), ("zh", "contract"))
+DEPTHS = (0.1, 0.35, 0.65, 0.9, 0.2, 0.5, 0.8, 0.0)  # aimed at in turn
+KINDS = ("single", "multi-key", "multi-value", "absent")
+SINGLES, PER_KIND = 4, {"multi-key": 1, "multi-value": 1, "absent": 2}
+OFFERED = 96  # questions that the asked ones are taken from
+CUTS = 8  # places of a document where the next token of its own text is looked at
+CLAUSES = 8  # asks about a document of clauses
+ANSWER_TOKENS, CLAUSE_TOKENS, COPY_TOKENS = 96, 48, 512
+COPIED = 12  # lines that a general model is to repeat: long enough to go astray
+RESERVE = 160  # tokens of a length that are left to markup, question and answer
+MIN_LENGTH, MIN_LINES = 512, 12
+
+
+@dataclass(frozen=True, slots=True)
+class Paper:
+    """One document, by what makes it. ``length``: tokens it was made for; ``source`` "reading" or "clauses"."""
+
+    key: str
+    turn: int
+    length: int
+    source: str
+    language: str
+    domain: str
+    seed: int
+    lines: int
+
+
+@dataclass(frozen=True, slots=True)
+class GateAsk:
+    """One request. ``messages`` or ``prompt`` (plain text to go on). ``expected``: the right answer; ``values``: what
+    must stand in it; ``critical``: those are values that must not change. ``depth``: where the answer stands, 0..1.
+    """
+
+    key: str
+    paper: Paper
+    kind: str
+    levels: frozenset[int]
+    max_tokens: int
+    messages: tuple[Mapping[str, str], ...] | None = None
+    prompt: str | None = None
+    depth: float | None = None
+    expected: str | None = None
+    values: tuple[str, ...] = ()
+    critical: bool = False
+
+    @property
+    def fingerprint(self) -> str:
+        """Of what is sent."""
+        said = (
+            self.prompt if self.messages is None else "\0".join(f"{m['role']}\0{m['content']}" for m in self.messages)
+        )
+        return hashlib.blake2b((said or "").encode(), digest_size=12).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is asked, whole: the papers in the order of their turns (turn n of every length before turn n + 1)."""
+
+    style: Style
+    seed: int
+    papers: tuple[Paper, ...]
+    version: int = VERSION
+
+    @property
+    def turns(self) -> int:
+        return max((paper.turn for paper in self.papers), default=-1) + 1
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return tuple(sorted({paper.length for paper in self.papers}))
+
+    def of_turn(self, turn: int) -> list[Paper]:
+        """Its papers, short ones first."""
+        return sorted((p for p in self.papers if p.turn == turn), key=lambda p: (p.length, p.key))
+
+    def document(self) -> dict[str, object]:
+        """As JSON."""
+        return {
+            "version": self.version,
+            "style": self.style,
+            "seed": self.seed,
+            "papers": [asdict(p) for p in self.papers],
+        }
+
+
+def make_plan(
+    lengths: Sequence[int], turns: int, style: Style, seed: int, tokens_per_line: Mapping[tuple[str, str], float]
+) -> Plan:
+    """``turns`` documents of each length. ``tokens_per_line``: measured on the server by (language, domain)."""
+    papers = []
+    for turn in range(turns):
+        for length in lengths:
+            language, domain = FORMS[turn % len(FORMS)]
+            papers.append(_paper("reading", turn, length, language, domain, seed, tokens_per_line))
+            if style == "instructed":
+                language = ("en", "zh")[turn % 2]
+                papers.append(_paper("clauses", turn, length, language, "clauses", seed, tokens_per_line))
+    return Plan(style, seed, tuple(papers))
+
+
+def _paper(
+    source: str, turn: int, length: int, language: str, domain: str, seed: int, rates: Mapping[tuple[str, str], float]
+) -> Paper:
+    lines = max(MIN_LINES, int((length - RESERVE) / rates[language, domain]))
+    key = f"{source}-{language}-{domain}-{length}-{turn}"
+    drawn = int.from_bytes(hashlib.blake2b(f"{seed}/{key}".encode(), digest_size=6).digest())
+    return Paper(key, turn, length, source, language, domain, drawn, lines)
+
+
+def sample(language: str, domain: str, lines: int) -> str:
+    """A text of that form, to see how many tokens a line has."""
+    if domain == "clauses":
+        return clauses.write(0, lines, language)[0]
+    return write(0, lines, language, domain).text
+
+
+def forms(style: Style) -> tuple[tuple[str, str], ...]:
+    """All (language, domain) that a plan of that style has."""
+    return (*FORMS, ("en", "clauses"), ("zh", "clauses")) if style == "instructed" else FORMS
+
+
+def asks_of(paper: Paper, style: Style, levels: frozenset[int], cuts: bool) -> Iterator[GateAsk]:
+    """All asks about one paper that serve one of ``levels``, in the order in which they are cheapest: what only begins
+    the text first. ``cuts``: the server takes texts to go on.
+    """
+    made = _clauses(paper) if paper.source == "clauses" else _reading(paper, style, cuts)
+    for ask in made:
+        if ask.levels & levels:
+            yield ask
+
+
+def _reading(paper: Paper, style: Style, cuts: bool) -> Iterator[GateAsk]:
+    document = write(paper.seed, paper.lines, paper.language, paper.domain)
+    text = document.text
+    if cuts:
+        yield from _cuts(paper, text)
+    offered = document.questions(OFFERED, seed=1, kinds=KINDS)
+    for at, question in enumerate(_chosen(offered, [document.depth(q) for q in offered], paper.turn)):
+        absent = question.kind == "absent"
+        yield GateAsk(
+            f"{paper.key}/{question.kind}-{at}",
+            paper,
+            question.kind,
+            frozenset((1, 2, 3)) if absent else frozenset((1, 2, 3, 4)),
+            ANSWER_TOKENS,
+            instructed_chat(text, question.text, paper.language, style),
+            depth=None if absent else document.depth(question),
+            expected=question.answer,
+            values=() if absent else values_of(question.answer),
+            critical=not absent,
+        )
+    if style == "instructed":
+        yield _copy(paper, [line.text for line in document.lines])
+
+
+def _chosen(offered: Sequence[Question], depths: Sequence[float], turn: int) -> list[Question]:
+    """Singles near the depths whose turn it is, and the other kinds as they come."""
+    left = [(depth, question) for depth, question in zip(depths, offered, strict=True) if question.kind == "single"]
+    chosen = []
+    for at in range(min(SINGLES, len(left))):
+        aim = DEPTHS[(turn * SINGLES + at) % len(DEPTHS)]
+        nearest = min(left, key=lambda pair: abs(pair[0] - aim))
+        left.remove(nearest)
+        chosen.append(nearest[1])
+    for kind, count in PER_KIND.items():
+        chosen += [question for question in offered if question.kind == kind][:count]
+    return chosen
+
+
+def _cuts(paper: Paper, text: str) -> Iterator[GateAsk]:
+    """Beginnings of the text, evenly from the middle to the end: the longest one is as long as the length says."""
+    words = [i for i in range(1, len(text)) if text[i].isspace() and not text[i - 1].isspace()]
+    places = words if len(words) > 4 * CUTS else list(range(1, len(text)))
+    rng = Random(paper.seed)
+    for at in range(CUTS):
+        low, high = (len(places) * (CUTS + at) // (2 * CUTS), len(places) * (CUTS + at + 1) // (2 * CUTS))
+        end = places[low + rng.randrange(max(1, high - low))]
+        yield GateAsk(f"{paper.key}/text-{at}", paper, "text", frozenset((1,)), 1, prompt=text[:end])
+
+
+def _copy(paper: Paper, lines: Sequence[str]) -> GateAsk:
+    first = Random(paper.seed).randrange(max(1, len(lines) - COPIED))
+    wanted = "".join(lines[first : first + COPIED])
+    quoted = lines[first].strip()
+    if paper.language == "zh":
+        question = f"从“{quoted}”这一行开始，逐字抄写连续的{COPIED}行。"
+    else:
+        question = f'Copy {COPIED} lines word for word, beginning with the line "{quoted}".'
+    messages = ({"role": "user", "content": f"{''.join(lines)}\n{question}"},)
+    return GateAsk(
+        f"{paper.key}/copy", paper, "copy", frozenset((1, 3)), COPY_TOKENS, messages, expected=wanted, critical=False
+    )
+
+
+def _clauses(paper: Paper) -> Iterator[GateAsk]:
+    text, probes = clauses.write(paper.seed, paper.lines, paper.language)
+    for at, one in enumerate(probes[:CLAUSES]):
+        yield GateAsk(
+            f"{paper.key}/{one.kind}-{at}",
+            paper,
+            one.kind,
+            frozenset((1, 2, 3, 4)),
+            CLAUSE_TOKENS,
+            instructed_chat(text, one.question, paper.language, "instructed"),
+            depth=one.line / paper.lines,
+            expected=one.value,
+            values=(one.value,),
+            critical=True,
+        )
+
+
+def instructed_chat(text: str, question: str, language: str, style: Style) -> tuple[Mapping[str, str], ...]:
+    """A question behind a document; "instructed": with what a general model must be told about the answer's form."""
+    user = {"role": "user", "content": f"{text}\n{question}"}
+    return (user,) if style == "plain" else ({"role": "system", "content": clauses.instruction(language)}, user)

@@ -1,0 +1,90 @@
+"""A gate's outcome in a terminal, and the table of limits. Knows rich; measures nothing."""
+
+import math
+from collections.abc import Iterable
+
+from rich.table import Table
+from rich.text import Text
+
+from longread.measure.gate.profiles import LIMITS, NAMES, Profile
+from longread.measure.gate.run import Outcome
+from longread.measure.gate.verdict import LEVELS, Finding, LevelResult
+
+COLOURS = {"PASS": "green", "FAIL": "bold red", "INCONCLUSIVE": "yellow"}
+SHOWN_NOTE = 240
+
+
+def findings_table(levels: Iterable[LevelResult], everything: bool = False) -> Table:
+    """A row a finding that was judged; ``everything``: those that are only told, too."""
+    table = Table(title="Quality gate", title_justify="left")
+    for name, justify in (("level", "left"), ("what", "left"), ("verdict", "left")):
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    for name in ("value", "95 % interval", "limit", "samples", "would decide"):
+        table.add_column(name, justify="right")
+    for level in levels:
+        name = f"{level.level} {LEVELS[level.level]}"
+        if level.not_run is not None:
+            table.add_row(name, Text(f"not run: {level.not_run}", style="dim"), _coloured("INCONCLUSIVE"))
+            continue
+        for finding in level.findings:
+            if finding.verdict is not None or everything:
+                table.add_row(name, finding.name, *_cells(finding))
+                name = ""
+    return table
+
+
+def _cells(finding: Finding) -> tuple[Text | str, ...]:
+    interval = "" if finding.low is None or finding.high is None else f"{_n(finding.low)} … {_n(finding.high)}"
+    return (
+        Text("told", style="dim") if finding.verdict is None else _coloured(finding.verdict),
+        _n(finding.value),
+        interval,
+        _n(finding.limit),
+        f"{finding.samples:,}" if finding.samples else "",
+        f"{finding.needed:,}" if finding.needed is not None else "",
+    )
+
+
+def _n(value: float | None) -> str:
+    if value is None or not math.isfinite(value):
+        return ""
+    return f"{value:,.0f}" if float(value).is_integer() and abs(value) < 1e7 else f"{value:.3g}"
+
+
+def _coloured(verdict: str) -> Text:
+    return Text(verdict, style=COLOURS[verdict])
+
+
+def told(outcome: Outcome) -> list[Text]:
+    """The lines under the table: what failed and why, notes, and the verdict."""
+    lines = []
+    for level in outcome.levels:
+        for finding in level.findings:
+            if finding.note and finding.verdict in ("FAIL", "INCONCLUSIVE"):
+                note = finding.note if len(finding.note) <= SHOWN_NOTE else f"{finding.note[:SHOWN_NOTE]}..."
+                lines.append(Text(f"{level.level} {finding.name}: {note}", style=COLOURS[finding.verdict]))
+        lines += [Text(f"{level.level} note: {note}", style="dim") for note in level.notes]
+    if outcome.stopped is not None:
+        lines.append(Text(f"stopped: {outcome.stopped}", style="yellow"))
+    if outcome.decided_after is not None:
+        lines.append(Text(f"decided after {outcome.decided_after} documents of each length", style="dim"))
+    verdict = Text.assemble(f"{outcome.profile.name}: ", _coloured(outcome.verdict))
+    needed = [level.needed for level in outcome.levels if level.needed is not None]
+    if outcome.verdict == "INCONCLUSIVE" and needed:
+        verdict.append(f" ({max(needed):,} samples would decide, of the finding that needs most; more --documents)")
+    return [*lines, verdict]
+
+
+def limits_table(own: Profile | None = None) -> Table:
+    """All limits of the built-in profiles (and of one's own) with unit and reason."""
+    table = Table(title="Limits of the profiles, and why", title_justify="left", show_lines=True)
+    table.add_column("limit")
+    table.add_column("level", justify="right")
+    for name in (*NAMES, *([own.name] if own else [])):
+        table.add_column(name, justify="right")
+    table.add_column("what, and the reason for its values", ratio=1)
+    for limit in LIMITS:
+        values = [_n(value) for value in limit.values] + ([_n(own[limit.name])] if own else [])
+        why = Text.assemble(f"{limit.what} ({limit.unit}). ", Text(limit.reason, style="dim"))
+        table.add_row(limit.name, str(limit.level), *values, why)
+    return table
