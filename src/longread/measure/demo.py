@@ -5,7 +5,9 @@ Knows what is asked and how it is shown. Asks through ``longread serve`` only.
 """
 
 import re
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -32,6 +34,7 @@ QUESTIONS = {  # about a text of the user's
 }
 FIRST_WORDS = "Hello"  # asked of each fresh server, so that what a process does only once counts nowhere
 QUOTED = 200  # characters of an answer on the screen
+PATIENCE = 10.0  # seconds without a terminal before it says that it goes on
 OPENING = 3  # lines of a written contract that are shown
 PREAMBLE = """\
 Questions about a long text, put to `longread serve` on this machine as any client would; offline.
@@ -216,7 +219,7 @@ def _examine(reader: Reader, exam: Exam, max_tokens: int, console: Console) -> R
     pairs, peaks, planned = [], [], None
     for number, (first, second) in enumerate(order := list(rounds(exam.inquiries)), 1):
         doing = f"round {number} of {len(order)}: a fresh server (the very first one compiles kernels) reads the text"
-        with console.status(doing), serving(reader.path, room) as server:
+        with shown(console, doing), serving(reader.path, room) as server:
             server.ask(FIRST_WORDS, 1, reader.template(False))
             cold[first] = _ask(server, reader, exam, first, max_tokens)
             if second is not None:
@@ -229,6 +232,32 @@ def _examine(reader: Reader, exam: Exam, max_tokens: int, console: Console) -> R
                 console.print(*told(pairs[-1], exam.text, f"{len(pairs)}. "), sep="\n")
     known = [peak for peak in peaks if peak is not None]
     return Row(reader.path.name, tuple(pairs), max(known, default=None), planned)
+
+
+@contextmanager
+def shown(console: Console, doing: str) -> Iterator[None]:
+    """What takes a while: a moving line on a terminal; elsewhere a line now, and one each ``PATIENCE`` seconds."""
+    if console.is_terminal:
+        with console.status(doing):
+            yield
+        return
+    console.print(doing)
+    over = threading.Event()
+    reminder = threading.Thread(target=remind, args=(console, over.wait), daemon=True)
+    reminder.start()
+    try:
+        yield
+    finally:
+        over.set()
+        reminder.join()
+
+
+def remind(console: Console, over: Callable[[float], bool]) -> None:
+    """A line each time that ``over`` has waited in vain."""
+    passed = 0.0
+    while not over(PATIENCE):
+        passed += PATIENCE
+        console.print(f"   ... {passed:.0f} s")
 
 
 def rounds(inquiries: Sequence[Inquiry]) -> Iterator[tuple[Inquiry, Inquiry | None]]:

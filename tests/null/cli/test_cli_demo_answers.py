@@ -1,11 +1,13 @@
 """What the demo asks, in which order, and how an answer is judged and shown."""
 
+import io
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from longread.measure import demo
-from longread.measure.demo import Inquiry, Pair, Row, own_text, rounds, told
+from longread.measure.demo import Inquiry, Pair, Row, own_text, remind, rounds, shown, told
 from longread.measure.served import Asked
 
 
@@ -72,3 +74,32 @@ def test_questions_about_files(tmp_path: Path) -> None:
     assert exam.turn(exam.inquiries[0]).endswith("Some text. \n应付金额是多少？")
     exam = own_text([file], ["Why?", "Why?"], "en")
     assert [(q.question, q.thinking) for q in exam.inquiries] == [("Why?", False)]
+
+
+def test_without_a_terminal_what_takes_long_says_so_in_plain_lines() -> None:
+    console = Console(file=io.StringIO(), width=80)
+    waits = iter([False, False, True])
+
+    def over(seconds: float) -> bool:
+        assert seconds == 10.0
+        return next(waits)
+
+    remind(console, over)
+    assert written(console) == "   ... 10 s\n   ... 20 s\n"
+    assert next(waits, None) is None
+
+
+def test_what_is_done_is_said_at_once_without_a_terminal_and_moves_on_one() -> None:
+    console = Console(file=io.StringIO(), width=80)
+    with shown(console, "round 1 of 3"):
+        assert written(console) == "round 1 of 3\n"
+    assert written(console) == "round 1 of 3\n"
+    console = Console(file=io.StringIO(), width=80, force_terminal=True)
+    with shown(console, "round 1 of 3"):
+        pass
+    assert "\r" in written(console)
+
+
+def written(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
