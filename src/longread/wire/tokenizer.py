@@ -167,6 +167,11 @@ class Tokenizer:
                     f"{path}: {key} {content!r} has id {self.id_of(content)}, but config.json says {expected}"
                 )
 
+    @property
+    def added_ids(self) -> frozenset[int]:
+        """The ids of markup, special or not: no text of a person becomes one of them."""
+        return frozenset(self._contents)
+
     def has(self, markup: str) -> bool:
         return markup in self._markup
 
