@@ -17,7 +17,7 @@ from longread.measure.load.outcome import Outcome, Spread
 from longread.measure.load.overhead import spread
 from longread.measure.load.target import Target
 
-ALONE, TOGETHER = 60, 120  # requests
+ALONE, TOGETHER = 60, 60  # requests
 MOST_STREAMS = 256
 CHUNKS = 12
 FIRST_SECONDS = 0.002
@@ -129,9 +129,12 @@ def _answers(summary: Summary) -> list[str]:
         said.append(
             f"the server counts {told:,} output tokens and the tokenizer {counted:,}: is it the model's tokenizer?"
         )
-    early = sum(each.new_connection is True for each in outcomes)
-    if summary.run.warmups and early > 0.05 * len(outcomes):
-        said.append(f"{early} of {len(outcomes)} requests opened a new connection: the server closes or drops them")
+    opened = summary.run.overhead.new_connections
+    if opened > 2 * summary.run.peak + 0.05 * len(outcomes):
+        said.append(
+            f"{opened} of {len(outcomes)} requests opened a new connection with at most {summary.run.peak} in flight: "
+            "the server closes connections, and their TTFT contains opening one"
+        )
     return said
 
 

@@ -74,6 +74,8 @@ class Lines:
         self._file.close()
         if kind is None:
             self._part.replace(self._path)
+        elif not self._part.stat().st_size:
+            self._part.unlink()
 
 
 def line(outcome: Outcome, detailed: bool) -> dict[str, Any]:

@@ -58,7 +58,7 @@ class Target:
         Raises ConfigError where the ask is not of the backend's kind.
         """
         fields: dict[str, Any] = {"model": self.model, **self._content(ask, answers), "max_tokens": ask.max_tokens}
-        fields |= {**ask.extra, **self.extra}
+        fields |= {"temperature": 0.0, **ask.extra, **self.extra}  # greedy unless told otherwise, as vLLM's bench
         fields |= {"stream": True, "stream_options": {"include_usage": True}}
         return orjson.dumps(fields)
 
@@ -76,6 +76,21 @@ class Target:
                 f"ask {ask.key!r} is a prompt of token ids, which no chat can carry; use --backend openai"
             )
         return {"messages": [{"role": "user", "content": ask.prompt}]}
+
+
+def base_url(text: str) -> str:
+    """``"host:8000"`` and ``"http://host:8000/v1"`` as "http://host:8000". Raises ConfigError for what is no URL."""
+    whole = text.strip() if "://" in text else f"http://{text.strip()}"
+    try:
+        parts = urlsplit(whole)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable or parts.query or parts.fragment:
+        raise ConfigError(f"{text[:200]!r} is not a server's address; give it as http://HOST:PORT")
+    if parts.username or parts.password:
+        raise ConfigError("the address holds a user name or password; give a key as OPENAI_API_KEY or by --header")
+    return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}"
 
 
 def _filled(ask: Ask, answers: Sequence[str]) -> list[Mapping[str, Any]]:

@@ -1,0 +1,241 @@
+"""``longread bench serve``: a workload against a server, from the first look at it to the files and the table.
+
+Knows the order of things. Must not know how any of them is done.
+"""
+
+import asyncio
+import math
+import platform
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from longread.measure.load.calibrate import Calibration, calibrate, warnings
+from longread.measure.load.metrics import Summary, Wanted, flat, summarise
+from longread.measure.load.outcome import Outcome, Run
+from longread.measure.load.result import Lines, block, lines_path, write_atomically
+from longread.measure.load.run import Limits, Progress, Stop, run
+from longread.measure.load.schedule import Schedule
+from longread.measure.load.server import Look, facts, look, only_model
+from longread.measure.load.target import ENDPOINTS, Backend, Target
+from longread.measure.load.terminal import display, show
+from longread.measure.load.tokens import count_outputs, count_prompts
+from longread.measure.result import command_line, this_commit, this_machine
+from longread.measure.workloads.ask import Workload
+from longread.measure.workloads.counting import counter
+
+INTERRUPTED = 130
+PACKAGES = ("longread", "aiohttp", "orjson", "tokenizers")
+_HEADER_VALUE = re.compile(r"(--header[= ]\S+:) ?.*?(?= --|$)")  # a command line in a file is no place for keys
+SECRET_HEADERS = ("authorization", "cookie", "x-api-key", "api-key", "proxy-authorization")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What to do. ``workload`` makes it, once the server has answered. ``backend`` None: what the workload is made of.
+    ``model`` None: the one that is served. ``output``: of the result; None: nothing is written. ``detailed``: answers
+    and gaps of every request are written too.
+    """
+
+    base_url: str
+    workload: Callable[[], Workload]
+    schedule: Schedule
+    limits: Limits = field(default_factory=Limits)
+    wanted: Wanted = field(default_factory=Wanted)
+    backend: Backend | None = None
+    endpoint: str | None = None
+    model: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    extra: Mapping[str, object] = field(default_factory=dict)
+    tokenizer: Path | None = None
+    output: Path | Callable[[Target, Schedule], Path] | None = None
+    detailed: bool = False
+    calibrated: bool = True
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+def bench(job: Job) -> int:
+    """Run it; returns the exit code: 0, 1 where nothing was answered, 130 where it was interrupted.
+
+    Raises ConfigError before any request is sent where something does not fit, LongreadError where the server does not
+    answer at all.
+    """
+    count = counter(str(job.tokenizer)) if job.tokenizer is not None else None  # a wrong one is told before the work
+    target = Target(job.base_url, job.model or "", job.backend or "openai-chat", job.endpoint, job.headers, job.extra)
+    first = look(target)
+    target = replace(target, model=job.model or only_model(job.base_url, first))
+    workload = job.workload()
+    target = replace(target, backend=job.backend or _backend(workload, job.endpoint))
+    schedule = replace(job.schedule, trace=workload.asks[0].at is not None) if workload.asks else job.schedule
+    path = job.output(target, schedule) if callable(job.output) else job.output
+    measured = _measured(job, target, schedule, workload, path)
+    run_, before, after, calibration = measured
+    if count is not None:
+        count_outputs(run_.outcomes, count)
+        count_prompts(run_.outcomes, workload.asks, count)
+    summary = summarise(run_, job.wanted)
+    said = warnings(summary, calibration)
+    show(summary, calibration, said)
+    if path is not None:
+        server = facts(job.base_url, before, after, run_.duration)
+        written = block(
+            summary,
+            provenance=_provenance(job, target, schedule, workload, run_),
+            server=server,
+            calibration=calibration,
+            warnings=said,
+            requests_file=lines_path(path).name,
+        )
+        document = {**_vllm(job, target, schedule, summary), **flat(summary), **_detail(job, run_), "longread": written}
+        write_atomically(path, document)
+        print(f"written: {path} and {lines_path(path).name}")
+    if run_.partial and len(run_.outcomes) < run_.planned:
+        return INTERRUPTED if job.limits.seconds == math.inf else 0
+    return 0 if summary.completed else 1
+
+
+def _backend(workload: Workload, endpoint: str | None) -> Backend:
+    """By the route if one is named, else by the first ask."""
+    for backend, route in ENDPOINTS.items():
+        if endpoint is not None and endpoint.endswith(route.removeprefix("/v1")):
+            return backend
+    return "openai-chat" if workload.asks and workload.asks[0].messages is not None else "openai"
+
+
+def _measured(
+    job: Job, target: Target, schedule: Schedule, workload: Workload, path: Path | None
+) -> tuple[Run, Look, Look, Calibration | None]:
+    """The run, the server before and after it, and the client against nothing."""
+
+    async def all_of_it() -> tuple[Run, Look, Look, Calibration | None]:
+        with ExitStack() as stack:
+            lines = stack.enter_context(Lines(lines_path(path), job.detailed)) if path is not None else None
+            told = _Hooks(target, stack.enter_context(display()), lines)
+            ended = await run(workload.asks, target, schedule, job.limits, told, told.stop)
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
+        after = look(target)
+        calibration = None
+        if job.calibrated and not told.stop.asked:
+            gaps = [each.tpot for each in ended.outcomes if each.tpot is not None]
+            try:
+                calibration = await calibrate(ended.peak, sum(gaps) / len(gaps) if gaps else 0.0)
+            except OSError as error:
+                print(f"longread: the client is not calibrated: {error}", file=sys.stderr)
+        return ended, told.before or Look(), after, calibration
+
+    return asyncio.run(all_of_it())
+
+
+class _Hooks(Progress):
+    """Shows, writes, looks at the server before the first request, and takes Ctrl-C once bodies are made."""
+
+    def __init__(self, target: Target, display: Progress, lines: Lines | None):
+        self.before: Look | None = None
+        self.stop = Stop()
+        self._target, self._display, self._lines = target, display, lines
+        # While bodies are made nothing else can run, so there Ctrl-C ends the process as anywhere.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def preparing(self, done: int, total: int) -> None:
+        self._display.preparing(done, total)
+        if done == total:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._interrupt)
+
+    def warming(self, done: int, total: int) -> None:
+        self._display.warming(done, total)
+
+    def started(self, total: int) -> None:
+        self.before = look(self._target)
+        self._display.started(total)
+
+    def sent(self, in_flight: int) -> None:
+        self._display.sent(in_flight)
+
+    def finished(self, outcome: Outcome, in_flight: int) -> None:
+        self._display.finished(outcome, in_flight)
+        if self._lines is not None:
+            self._lines.add(outcome)
+
+    def _interrupt(self) -> None:
+        if not self.stop.asked:
+            print(
+                "\nlongread: stopping: no new requests, waiting for those in flight; Ctrl-C again stops at once",
+                file=sys.stderr,
+            )
+        self.stop.ask()
+
+
+def _vllm(job: Job, target: Target, schedule: Schedule, summary: Summary) -> dict[str, Any]:
+    """The keys with which vLLM's file begins."""
+    return {
+        "date": time.strftime("%Y%m%d-%H%M%S", time.localtime(summary.run.started)),
+        "backend": target.backend,
+        "model_id": target.model,
+        "tokenizer_id": job.tokenizer.name if job.tokenizer is not None else None,
+        "num_prompts": summary.run.planned,
+        **job.metadata,
+        "request_rate": schedule.rate if schedule.rate < math.inf else "inf",
+        "burstiness": schedule.burstiness if schedule.burstiness < math.inf else "inf",
+        "max_concurrency": schedule.max_concurrency,
+    }
+
+
+def _detail(job: Job, ended: Run) -> dict[str, Any]:
+    """vLLM's lists with an entry a request, in the order of the workload; seconds as there."""
+    if not job.detailed:
+        return {}
+    rows = sorted(ended.outcomes, key=lambda each: each.index)
+    return {
+        "input_lens": [each.prompt_tokens for each in rows],
+        "output_lens": [each.output_tokens for each in rows],
+        "start_times": [each.sent for each in rows],
+        "ttfts": [each.ttft for each in rows],
+        "itls": [each.gaps for each in rows],
+        "generated_texts": [each.text for each in rows],
+        "errors": [each.error or "" for each in rows],
+    }
+
+
+def _provenance(job: Job, target: Target, schedule: Schedule, workload: Workload, ended: Run) -> dict[str, Any]:
+    """How to do it again. Values of headers that carry secrets are not written."""
+    machine = this_machine(PACKAGES)
+    return {
+        "command": _HEADER_VALUE.sub(r"\1 (hidden)", command_line()),
+        "commit": this_commit(),
+        "date": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(ended.started)),
+        "started_unix": ended.started,
+        "machine": {"host": platform.node(), "cpu": machine.cpu, "cores": machine.cores, "system": machine.system},
+        "python": machine.python,
+        "packages": machine.packages,
+        "endpoint": target.url.removeprefix(target.base_url),
+        "headers": {
+            name: "(hidden)" if name.lower() in SECRET_HEADERS else value for name, value in target.headers.items()
+        },
+        "extra_body": dict(target.extra),
+        "workload": {"name": workload.name, "seed": workload.seed, **workload.described},
+        "schedule": {
+            "open_loop": schedule.open_loop,
+            "trace": schedule.trace,
+            "rate": schedule.rate if schedule.rate < math.inf else "inf",
+            "burstiness": schedule.burstiness if schedule.burstiness < math.inf else "inf",
+            "max_concurrency": schedule.max_concurrency,
+            "seed": schedule.seed,
+        },
+        "request_timeout_s": job.limits.request_timeout,
+        "metadata": dict(job.metadata),
+    }
+
+
+def result_name(target: Target, schedule: Schedule, now: float) -> str:
+    """As vLLM names its files."""
+    rate = "trace" if schedule.trace else f"{schedule.rate:g}qps"
+    cap = f"-concurrency{schedule.max_concurrency}" if schedule.max_concurrency is not None else ""
+    model = "".join(c if c.isalnum() or c in "._-" else "_" for c in target.model.rstrip("/").rpartition("/")[2])
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(now))
+    return f"{target.backend}-{rate}{cap}-{model or 'model'}-{stamp}.json"
