@@ -2,7 +2,8 @@
 
 Knows a deployment; no rates. A step's ops cover all layers: a pipeline stage runs its share of them (``timing``).
 Splitting rules: TP cuts heads and FFN columns; down-projections, compressors, the indexer and the cache are whole on
-every TP rank; CP cuts the tokens of a chunk and the cache; experts lie over all cards of a stage.
+every TP rank; CP cuts the tokens of a chunk, and the cache where the engine splits it; experts lie over all cards of a
+stage.
 """
 
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Literal
 
 from longread.plan.deployment import Deployment
 from longread.plan.shapes import Reading, is_sparse, matrices, readings, scorings
+from longread.plan.shards import cache_share
 from longread.spec.model import ModelSpec
 
 Kind = Literal[
@@ -125,14 +127,14 @@ def decode_ops(d: Deployment, batch: int, context: int) -> tuple[Op, ...]:
     spec = d.spec
     rows = -(-batch // d.strategy.dp)
     ops = [*_weight_ops(d, rows, batch, prompt=False)]
-    ranks, cp = attention_ranks(d), d.strategy.cp
+    ranks, cards = attention_ranks(d), cache_share(d)  # cards that a sequence's rows lie over, each reads its own
     flops = moved = 0.0
     for r in readings(spec, d.cache, False):
-        read = r.rows_at(context) * rows / cp
+        read = r.rows_at(context) * rows / cards
         flops += read * r.flops * _padded(d, r.heads / ranks)
         moved += read * r.bytes
     ops.append(Op("attention", "decode attention", flops, plain_rate(spec), moved, 0))
-    scored = [(r, r.rows_at(context) * rows / cp) for r in scorings(spec, d.cache, False)]
+    scored = [(r, r.rows_at(context) * rows / cards) for r in scorings(spec, d.cache, False)]
     if scored:
         flops, moved = sum(n * r.flops for r, n in scored), sum(n * r.bytes for r, n in scored)
         ops.append(Op("indexer scores", "index", flops, _quantised_rate(d), moved, 0))
@@ -182,7 +184,7 @@ def _mha_ops(d: Deployment, each: float, prefix: int, attended: float) -> list[O
     absorbed = pairs * 2.0 * (2 * mla.kv_lora_rank + mla.qk_rope_head_dim) * heads
     if (d.engine == "longread" or each <= _DECODE_PATH) and absorbed < pairs * per_pair * heads + again:
         row = readings(spec, d.cache)[0]
-        moved = row.layers * row.bytes * (prefix + each) / d.strategy.cp
+        moved = row.layers * row.bytes * (prefix + each) / cache_share(d)
         return [Op("attention, absorbed", "decode attention", absorbed, rate, moved, 0)]
     ops = [Op("attention", "attention", pairs * per_pair * heads, rate, 0.0, 0)]
     if prefix:

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from longread.plan import shards
 from longread.plan.cards import parse_hardware
-from longread.plan.deployment import Strategy
+from longread.plan.deployment import EngineName, Strategy
 from longread.plan.frontend import load_seconds
 from longread.plan.gpu_memory import capacity, gpu_memory, max_context, require_room, triangle
+from longread.plan.ops import decode_ops
 from longread.plan.peer_capacity import peer_capacity
 from longread.plan.shards import check_strategy, stage_layers, stage_weights, weight_bytes
 from longread.spec.errors import ConfigError
@@ -269,3 +270,16 @@ def test_a_hundred_deployments_walk_the_tensors_once(monkeypatch: pytest.MonkeyP
             d = replace(deployment("DeepSeek-V4-Pro", strategy=Strategy(tp), chunk=chunk), spec=spec)
             capacity(d), max_context(d)
     assert len(walked) == 1
+
+
+@pytest.mark.parametrize("model", ["DeepSeek-V3", "DeepSeek-V3.2", "DeepSeek-V4-Flash"])
+def test_a_decode_step_reads_the_cache_that_its_card_has(model: str) -> None:
+    """SGLang's context parallelism copies the cache to every card, which then reads all of it; Longread's splits it."""
+
+    def read(engine: EngineName, cp: int) -> float:
+        d = deployment(model, strategy=Strategy(1, 1, cp), engine=engine)
+        ops = {op.name: op for op in decode_ops(d, 8, 131072)}
+        return ops["attention"].bytes + (ops["indexer scores"].bytes if "indexer scores" in ops else 0.0)
+
+    assert read("sglang", 8) == pytest.approx(read("sglang", 1))
+    assert read("longread", 8) == pytest.approx(read("longread", 1) / 8)
