@@ -57,6 +57,19 @@ def survey_document(s: Survey) -> Json:
         "peers": [peer(p) for p in s.peers],
         "peer_max_context": dict(s.peer_longest),
         "refused": dict(s.refused),
+        "published": [
+            {
+                "said": fact.said,
+                "source": fact.source,
+                "unknown": fact.unknown,
+                "deployment": deployment(fact.deployment),
+                "drafter": fact.drafter,
+                "context": fact.context,
+                "fits": fact.fits,
+                "shown_gb": list(fact.shown) if fact.shown is not None else None,
+            }
+            for fact in s.published
+        ],
     }
 
 

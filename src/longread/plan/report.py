@@ -318,6 +318,8 @@ def print_survey(console: Console, s: Survey) -> None:
     for engine, why in s.refused.items():
         console.print(f"[yellow]{engine} cannot run it:[/] {escape(why)}")
     print_memory(console, d, s.memory)
+    for fact in s.published:
+        console.print(f"  [yellow]{escape(fact.words)}[/]")
     if not s.fits:
         over, more = too_much(-s.memory.free, d.hardware), more_memory(d.hardware)
         console.print(f"[red]does not fit[/]: {over}; use {more} or smaller experts")

@@ -20,6 +20,7 @@ from longread.plan.gpu_memory import (
     triangle,
 )
 from longread.plan.peer_capacity import PeerCapacity, peer_capacity
+from longread.plan.published_memory import MemoryFact, memory_facts
 from longread.plan.shards import check_strategy
 from longread.plan.space import CHUNK, SHARE, Fixed, as_run, cache_formats, expert_formats, strategies
 from longread.spec.errors import ConfigError
@@ -35,7 +36,8 @@ class Survey:
     """``deployment`` with max_model_len at the longest context that fits (``longest``; 0: nothing fits, and it is the
     model's own). ``capacities``: of an ideal cache (what rows take), by context. ``peers``: what vLLM and SGLang
     report and hold when they are started for each of these contexts, and ``peer_longest`` the longest that they hold
-    once; ``refused``: engines that cannot run it, and why. ``chosen``: why this split.
+    once; ``refused``: engines that cannot run it, and why. ``chosen``: why this split. ``published``: what
+    others report of such a model on this machine, whatever its split.
     """
 
     deployment: Deployment
@@ -47,6 +49,7 @@ class Survey:
     peer_longest: dict[EngineName, int]
     refused: dict[EngineName, str]
     chosen: str
+    published: tuple[MemoryFact, ...]
 
     @property
     def fits(self) -> bool:
@@ -93,6 +96,7 @@ def survey(
         reached,
         refused,
         chosen,
+        tuple(fact for fact in memory_facts() if fact.concerns(spec, hardware)),
     )
 
 

@@ -104,7 +104,7 @@ def test_a_healthy_server_is_healthy_in_each_engines_words(engine: str) -> None:
     assert told(live) == ["prompts are reused", "healthy"]
     assert all(finding.severity in ("ok", "note") for finding in findings(live))
     latency = next(f for f in findings(live) if f.subject == "latency").evidence
-    assert "TTFT mean 500.0 ms, p50 550.0 ms" in latency and "(n = 10)" in latency
+    assert "TTFT mean 500 ms, p50 550 ms" in latency and "(n = 10)" in latency
 
 
 IDLE = dict.fromkeys(GROWTH, 0)

@@ -3,14 +3,18 @@
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
 from longread.plan.cards import parse_hardware
 from longread.plan.deployment import Workload
+from longread.plan.document import survey_document
 from longread.plan.gpu_memory import gpu_memory
 from longread.plan.peer_capacity import peer_capacity
 from longread.plan.published_memory import MemoryFact, against, memory_facts
+from longread.plan.report import print_survey
 from longread.plan.search import search
 from longread.plan.space import LARGER_SHARES, SHARE, Fixed
+from longread.plan.survey import survey
 from longread.spec.releases import release
 
 
@@ -47,6 +51,19 @@ def test_v3_takes_as_much_of_a_card_as_reported() -> None:
     memory = gpu_memory(f.deployment)
     assert memory.free > 0
     assert f.shown[0] <= memory.usable / 1e9 <= f.shown[1]
+
+
+def test_a_survey_shows_what_others_report_of_such_a_model_there(capsys: pytest.CaptureFixture[str]) -> None:
+    def shown(model: str, machine: str) -> list[str]:
+        return [f.said for f in survey(release(model), parse_hardware(machine)).published]
+
+    assert shown("R1", "8xH20-96") == [f.said for f in memory_facts() if f.deployment.hardware.label == "8xH20-96"]
+    assert shown("V4-Pro", "8xH20-141") == [fact("only batch 1").said]
+    assert shown("V3.2", "8xH20-96") == shown("V3", "8xH200") == []
+    print_survey(Console(width=400), survey(release("V3"), parse_hardware("8xH20-96")))
+    assert "ran out of memory at 128K" in capsys.readouterr().out
+    document = survey_document(survey(release("V4-Pro"), parse_hardware("8xH20-141")))
+    assert [(f["fits"], f["drafter"]) for f in document["published"]] == [(1, True)]
 
 
 def test_a_report_concerns_models_of_the_same_size_on_the_same_machine() -> None:

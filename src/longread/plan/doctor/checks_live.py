@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from longread.plan.doctor.facts import Facts, Latency, Live
 from longread.plan.doctor.finding import Finding, Severity
+from longread.plan.figures import seconds
 
 FULL = 0.95  # of the KV cache: from here on new requests wait for room
 ROOMY = 0.8
@@ -106,10 +107,10 @@ def check_live(facts: Facts) -> Iterator[Finding]:
 
 
 def read_load(live: Live) -> Load:
-    grown, totals, seconds = live.grown, live.totals, max(live.seconds, 1e-9)
+    grown, totals, over = live.grown, live.totals, max(live.seconds, 1e-9)
 
     def rate(name: str) -> float | None:
-        return grown[name] / seconds if name in grown else None
+        return grown[name] / over if name in grown else None
 
     queries = "prefix queries" if "prefix queries" in totals else "prompt tokens" if live.engine == "sglang" else ""
     since = grown if grown.get(queries, 0) > 0 else totals
@@ -364,10 +365,8 @@ def _latency(live: Live) -> Iterator[Finding]:
 
 
 def _told(latency: Latency) -> str:
-    def shown(seconds: float | None) -> str:
-        if seconds is None:
-            return "past the last bucket"
-        return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.1f} ms"
+    def shown(value: float | None) -> str:
+        return "past the last bucket" if value is None else seconds(value)
 
     where = "" if latency.since == "interval" else ", since the start"
     return (

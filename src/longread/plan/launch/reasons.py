@@ -69,8 +69,17 @@ def _check_workload(d: Deployment, workload: Workload | None) -> None:
         )
 
 
+def expert_type(d: Deployment) -> str:
+    """What the routed experts are when they are loaded."""
+    return _stored(d) if d.experts == "native" else d.experts
+
+
+def _stored(d: Deployment) -> str:
+    return d.spec.quant.experts if d.spec.quant is not None else "bf16"
+
+
 def _check_experts(d: Deployment, options: Options) -> None:
-    stored = d.spec.quant.experts if d.spec.quant is not None else "bf16"
+    stored = _stored(d)
     if d.experts in ("native", stored) or options.model is not None:
         return
     known = " (sgl-project publishes such conversions of V4 for SGLang)" if d.experts == "fp8" else ""
@@ -202,6 +211,16 @@ def network(d: Deployment, options: Options) -> list[Variable]:
         why = f"{d.hardware.nodes} nodes meet over {options.interface}; NCCL's own guess may be a management port"
         found += [Variable(name, options.interface, why) for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")]
     return found
+
+
+def closing_notes(d: Deployment, options: Options) -> list[str]:
+    """What the flags do not choose, and what several nodes need."""
+    lines = []
+    if d.hardware.card.architecture != "hopper":
+        lines.append(f"kernel choices here are for Hopper; on {d.hardware.card.name} {NAMES[d.engine]} chooses its own")
+    if d.spec.mtp_layers:
+        lines.append("speculative decoding is off: it helps few streams and takes memory from the cache")
+    return lines + network_notes(d, options)
 
 
 def network_notes(d: Deployment, options: Options) -> list[str]:

@@ -202,10 +202,8 @@ def _kernels(d: Deployment) -> list[Flag]:
     card, family = d.hardware.card, d.spec.family
     if card.architecture != "hopper":
         return []
-    native = d.spec.quant.experts if d.spec.quant is not None else "bf16"
-    experts = native if d.experts == "native" else d.experts
     flags = []
-    if experts == "fp4":
+    if reasons.expert_type(d) == "fp4":
         why = (
             "FP4 experts on Hopper: +23 % tokens/s over Marlin at 8K/1K on H200 (sglang#34550); with Marlin V4-Pro did "
             "not start at TP8 (sglang#25923)"
@@ -272,8 +270,4 @@ def _notes(d: Deployment, memory: GpuMemory, workload: Workload | None, options:
         lines.append(
             "SGLang has one request in mid-prefill at a time (sglang#34623): short ones wait behind a long prompt"
         )
-    if d.hardware.card.architecture != "hopper":
-        lines.append(f"kernel choices here are for Hopper; on {d.hardware.card.name} SGLang chooses its own")
-    if d.spec.mtp_layers:
-        lines.append("speculative decoding is off: it helps few streams and takes memory from the cache")
-    return lines + reasons.network_notes(d, options)
+    return lines + reasons.closing_notes(d, options)

@@ -203,7 +203,7 @@ def _admission(d: Deployment, workload: Workload | None, options: Options, versi
 
 
 def _kernels(d: Deployment) -> list[Flag]:
-    card, experts = d.hardware.card, _expert_type(d)
+    card, experts = d.hardware.card, reasons.expert_type(d)
     flags = []
     if card.architecture == "hopper" and experts == "fp4":
         if d.spec.family == "deepseek_v4":
@@ -221,12 +221,6 @@ def _kernels(d: Deployment) -> list[Flag]:
         why = "reads the FP8 latent as it is stored" if d.cache == "fp8" else "FA3 of SM90, vLLM's first choice there"
         flags.append(Flag("--attention-backend", name, why))
     return flags
-
-
-def _expert_type(d: Deployment) -> str:
-    if d.experts != "native":
-        return d.experts
-    return d.spec.quant.experts if d.spec.quant is not None else "bf16"
 
 
 def _parsers(d: Deployment, options: Options) -> list[Flag]:
@@ -258,7 +252,7 @@ def _variables(d: Deployment, options: Options) -> list[Variable]:
     if d.hardware.card.architecture != "hopper":
         return found + reasons.network(d, options)
     tuned = _tuned(d)
-    if d.hardware.card.name.startswith("H20-") and _expert_type(d) == "fp8" and tuned:
+    if d.hardware.card.name.startswith("H20-") and reasons.expert_type(d) == "fp8" and tuned:
         why = f"H20: Triton has a tuned table for {tuned}; DeepGEMM's experts can be slower there (recipes V3.2)"
         found.append(Variable("VLLM_MOE_USE_DEEP_GEMM", "0", why))
     why = f"GEMM kernels for up to {d.chunk:,} rows are compiled before the first request, not during it"
@@ -318,8 +312,4 @@ def _notes(d: Deployment, memory: GpuMemory, workload: Workload | None, options:
             f"admission: {version} cannot refuse by queue (0.33.0 can); let the gateway hold at most {limits.tokens:,} "
             "prompt tokens waiting"
         )
-    if d.hardware.card.architecture != "hopper":
-        lines.append(f"kernel choices here are for Hopper; on {d.hardware.card.name} vLLM chooses its own")
-    if d.spec.mtp_layers:
-        lines.append("speculative decoding is off: it helps few streams and takes memory from the cache")
-    return lines + reasons.network_notes(d, options)
+    return lines + reasons.closing_notes(d, options)
