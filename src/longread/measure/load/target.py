@@ -73,7 +73,8 @@ class Target:
             return {"messages": _filled(ask, answers) if ask.answers else ask.messages}
         if not isinstance(ask.prompt, str):
             raise ConfigError(
-                f"ask {ask.key!r} is a prompt of token ids, which no chat can carry; use --backend openai"
+                f"ask {ask.key!r} is a prompt of token ids, which no chat can carry; use --backend openai, or a form "
+                "of the workload that is text"
             )
         return {"messages": [{"role": "user", "content": ask.prompt}]}
 
