@@ -349,7 +349,7 @@ def differences(found: list[State], known: list[State]) -> list[str]:
 def reference(model: Path, number: int) -> References:
     """From engines that have no store: one that reads all of it, one that goes on before the last token.
 
-    With rings a prompt's last token is a step of its own anyway. Without, it may round differently alone.
+    That token may round differently alone. Steps end at page ends, so whoever goes on from one takes the first's steps.
     """
     engine = start(model, None, enable_prefix_caching=False)
     computed, cold = look(engine, document(number))
@@ -357,7 +357,7 @@ def reference(model: Path, number: int) -> References:
     engine = start(model, None)
     look(engine, document(number))
     computed, warm = look(engine, document(number))
-    assert computed == 1 and (not differences(cold, warm) or not engine._cache.has_rings)
+    assert computed == 1
     return cold, warm
 
 
