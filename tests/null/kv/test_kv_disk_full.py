@@ -15,6 +15,7 @@ from apart import called
 from recordmaker import ROOT, SMALL, chain_of, served
 from small_disk import Ballast, run_on_small_disk
 
+from longread.kv.disk.folder import INDEX_NAME
 from longread.kv.disk.reserve import RESERVE_NAME, SIZE
 from longread.kv.disk.store import DiskStore
 from longread.kv.records import DocumentInfo, Layout, Record
@@ -298,6 +299,28 @@ def rebuilt_while_it_is_full(place: Path) -> None:
     store.close()
 
 
+def rebuilt_with_a_reserve_while_it_is_full(place: Path) -> None:
+    """In the reserve's room, of which the index has its part then: no record is written until that is made up."""
+    ballast, reserve, index = Ballast(place), place / "store" / RESERVE_NAME, place / "store" / INDEX_NAME
+    with store_at(place / "store") as store:
+        for number in range(30):
+            store.write(chain(number), document=named(chain(number)))
+    before, lost = reserve.stat().st_size, index.read_bytes()
+    index.write_bytes(lost[:100] + bytes(4000) + lost[4100:])
+    ballast.fill()
+    store, entered = DiskStore.rebuild(place / "store", max_bytes=BIG)
+    with closing(store):
+        assert entered == 30 * len(chain(0))
+        assert served(store, chain(7)) == len(chain(7))
+        is_sound(store)
+        assert 0 < reserve.stat().st_size < before
+        with store_at(place / "store") as other, refused():
+            other.write(chain(31))
+    ballast.free()
+    with store_at(place / "store") as store:
+        assert reserve.stat().st_size == before and store.write(chain(31))
+
+
 def imported_and_exported_while_it_is_full(place: Path) -> None:
     ballast = Ballast(place)
     with store_at(place / "store") as store:
@@ -345,6 +368,7 @@ WITH_A_RESERVE: list[Callable[[Path], None]] = [
     what_is_pinned_moves_from_the_end_of_a_segment,
     a_smaller_size_shrinks_it,
     shared_while_it_is_full,
+    rebuilt_with_a_reserve_while_it_is_full,
 ]
 
 

@@ -1,10 +1,11 @@
 """A read that fails: damage loses the record, a shortage of the system's loses nothing."""
 
 import os
+from collections.abc import Callable
 from contextlib import closing
 from errno import EACCES, EINTR, EIO, EMFILE, ENFILE, ENOMEM
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from recordmaker import SMALL, chain_of
@@ -69,13 +70,69 @@ def test_a_disk_that_cannot_read_is_damage(store: DiskStore, monkeypatch: pytest
     assert all(read(store))
 
 
+def open_in(folder: Path) -> list[str]:
+    files = [Path("/proc/self/fd") / name for name in os.listdir("/proc/self/fd")]
+    links = [os.readlink(file) for file in files if file.is_symlink()]
+    return [link for link in links if str(folder) in link]
+
+
+class FakeTimer:
+    """Runs when it is told to."""
+
+    made: ClassVar[list["FakeTimer"]] = []
+
+    def __init__(self, seconds: float, run: Callable[[], None]):
+        self.seconds, self.run, self.cancelled = seconds, run, False
+        FakeTimer.made.append(self)
+
+    def start(self) -> None:
+        pass
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+def test_who_reads_nothing_for_a_while_has_no_segment_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also an idle server gives back the space of what another process deletes."""
+    now = [100.0]
+    monkeypatch.setattr(segments.threading, "Timer", FakeTimer)
+    monkeypatch.setattr(segments.time, "monotonic", lambda: now[0])
+    FakeTimer.made = []
+    with closing(DiskStore.open(tmp_path, SMALL, max_bytes=BIG)) as other:
+        other.write(RECORDS)
+    with closing(DiskStore.open(tmp_path, SMALL, max_bytes=BIG)) as store:
+
+        def held() -> int:
+            return sum(".seg" in link for link in open_in(tmp_path))
+
+        assert all(read(store)) and held() == 1
+        (timer,) = FakeTimer.made
+        now[0] += 3
+        assert all(read(store)) and len(FakeTimer.made) == 1
+        now[0] += 3
+        timer.run()  # read from 3 seconds ago
+        assert held() == 1
+        later = FakeTimer.made[-1]
+        assert later is not timer and 2 <= later.seconds <= 3
+        now[0] += 2
+        with store._segments._file(next(iter(store._segments._open))):
+            now[0] += 60
+            later.run()  # read from right now
+        assert held() == 1
+        now[0] += 60
+        FakeTimer.made[-1].run()
+        assert held() == 0 and len(FakeTimer.made) == 3
+        assert all(read(store)) and held() == 1 and len(FakeTimer.made) == 4
+    assert held() == 0 and FakeTimer.made[-1].cancelled
+    FakeTimer.made[-1].run()  # it was too late to be cancelled
+    assert len(FakeTimer.made) == 4
+
+
 def test_space_of_deleted_segments_is_given_back_by_who_has_them_open(tmp_path: Path, monkeypatch) -> None:
     """At the next use that is written down, not while a read is under way."""
 
     def held() -> list[str]:
-        files = [Path("/proc/self/fd") / name for name in os.listdir("/proc/self/fd")]
-        links = [os.readlink(file) for file in files if file.is_symlink()]
-        return [link for link in links if str(tmp_path) in link and link.endswith(".seg (deleted)")]
+        return [link for link in open_in(tmp_path) if link.endswith(".seg (deleted)")]
 
     with closing(DiskStore.open(tmp_path, SMALL, max_bytes=2**30)) as one:
         with closing(DiskStore.open(tmp_path, SMALL, max_bytes=2**30)) as other:

@@ -11,9 +11,10 @@ import os
 import re
 import secrets
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from errno import EIO
 from pathlib import Path
@@ -25,6 +26,7 @@ from longread.kv.records import Record
 SEGMENT_BYTES = 256 * 2**20
 SUFFIX = ".seg"
 OPEN_FILES = 64
+IDLE_SECONDS = 5.0  # then a reader lets go of its files: what others delete meanwhile would keep its space
 STRETCH_BYTES = 2**20  # read by one call; a larger record is a stretch of its own
 _NAME = re.compile(r"[0-9a-f]{16}\.seg")
 
@@ -57,6 +59,8 @@ class SegmentReader:
         self._open: OrderedDict[str, int] = OrderedDict()
         self._buffer = bytearray()
         self._busy: dict[int, int] = {}  # file descriptor -> reads under way; a descriptor in use is never closed
+        self._used = 0.0  # on the monotonic clock
+        self._rest: threading.Timer | None = None  # runs while files are open
 
     def read(self, place: Place, payload: memoryview) -> tuple[Head, bytes] | None:
         """Read the record at ``place`` with its payload into ``payload``; its header and run if all of it is whole.
@@ -138,8 +142,35 @@ class SegmentReader:
     def close(self) -> None:
         with self._lock:
             names = list(self._open)
+            if self._rest is not None:
+                self._rest.cancel()
+                self._rest = None
         for name in names:
             self.forget(name)
+
+    def _rest_later(self, seconds: float) -> None:
+        """Under the lock. A system without a thread to spare keeps the files open until the next read."""
+        timer = threading.Timer(seconds, self._idle)
+        timer.daemon = True
+        with suppress(RuntimeError):
+            self._rest = None
+            timer.start()
+            self._rest = timer
+
+    def _idle(self) -> None:
+        """Close what nobody has read from for a while."""
+        with self._lock:
+            if self._rest is None:  # closed meanwhile
+                return
+            left = self._used + IDLE_SECONDS - time.monotonic()
+            if left > 0 or self._busy:
+                self._rest_later(max(left, IDLE_SECONDS / 2))
+                return
+            self._rest = None
+            for file in self._open.values():
+                os.close(file)
+            self._open.clear()
+            self._buffer = bytearray()
 
     def _stretch(self, stretch: "_Stretch", into: memoryview) -> int:
         try:
@@ -159,6 +190,9 @@ class SegmentReader:
                 self._open[name] = file
             self._open.move_to_end(name)
             self._busy[file] = self._busy.get(file, 0) + 1
+            self._used = time.monotonic()
+            if self._rest is None:
+                self._rest_later(IDLE_SECONDS)
             self._trim()
         try:
             yield file

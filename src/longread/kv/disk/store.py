@@ -146,7 +146,8 @@ class DiskStore:
     def rebuild(cls, path: Path, *, max_bytes: int, progress: Progress | None = None) -> tuple["DiskStore", int]:
         """Make the index anew from the segments, keeping the old one beside it. Returns the store and its records.
 
-        For an index that is damaged or lost; no other process may have the store open. Documents are taken over as far
+        For an index that is damaged or lost; no other process may have the store open. A full disk's reserve may be
+        used. Documents are taken over as far
         as the old index still tells of them. Until it is done the old index stays in its place.
         """
         path = Path(path)
@@ -160,8 +161,14 @@ class DiskStore:
             undo.callback(lock.release)
             if not lock.alone:
                 raise StoreError(f"{path}: another process has the store open; stop it first")
-            entered = rebuild(path / INDEX_NAME, path / SEGMENTS, progress)
-            store = cls(path, None, max_bytes, False, lock)
+
+            def work() -> int:
+                with _system_errors(path):
+                    return rebuild(path / INDEX_NAME, path / SEGMENTS, progress)
+
+            reserve = Reserve(path, 0)  # what is full must be repaired to be made smaller
+            entered = reserve.lend(work)
+            store = reserve.lend(lambda: cls(path, None, max_bytes, False, lock))
             lock.share()
             undo.pop_all()
         return store, entered
@@ -340,7 +347,7 @@ class DiskStore:
         report.foreign = foreign_names(self.path / SEGMENTS)
         if not self.read_only:
             with self._write_lock:
-                self._reader.drop_unsound()
+                self._reserve.lend(self._reader.drop_unsound)
         return report
 
     def stats(self) -> StoreStats:
@@ -394,8 +401,11 @@ class DiskStore:
                 for _ in read_records(source, path, description):
                     pass  # all of it is checked before anything is evicted for it
                 source.seek(begin)
-                self._reader.drop_unsound()
+                self._reserve.lend(self._reader.drop_unsound)
+                self._reserve.stands()  # as in ``write``: it makes the store larger, so none of it is for this
                 self._make_room(size, [])
+                if not self._reserve.stands():
+                    raise _full(self.path)
                 records = (r for r in read_records(source, path, description) if self.get(r.kind, r.key) is None)
                 self._import(records, description)
         return description.document
