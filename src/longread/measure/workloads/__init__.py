@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Final
 
-from longread.measure.workloads import chat, custom, documents, random_ids
+from longread.measure.workloads import agent, chat, custom, documents, mixed, random_ids, security, trace
 from longread.measure.workloads.answers import Scored, score
 from longread.measure.workloads.ask import Ask, Expected, Workload
 from longread.measure.workloads.options import Option, Settings, settings
@@ -32,7 +32,11 @@ KINDS: Final[Mapping[str, Kind]] = {
     "documents": Kind(documents.OPTIONS, documents.build, "long documents with questions whose answers are known"),
     "chat": Kind(chat.CHAT_OPTIONS, chat.build_chat, "short turns of varied lengths"),
     "shared-prefix": Kind(chat.SHARED_OPTIONS, chat.build_shared, "short questions behind a long system prompt"),
+    "agent": Kind(agent.OPTIONS, agent.build, "sessions whose prefix grows, with tools, calls and results"),
+    "mixed": Kind(mixed.OPTIONS, mixed.build, "short chats beside long documents"),
+    "security": Kind(security.OPTIONS, security.build, "code to audit and logs to triage, with planted findings"),
     "random": Kind(random_ids.OPTIONS, random_ids.build, "random token ids, as vLLM's random dataset"),
+    "trace": Kind(trace.OPTIONS, trace.build, "a Mooncake trace: its arrivals, lengths and shared blocks"),
     "custom": Kind(custom.OPTIONS, custom.build, "your own prompts from a file"),
 }
 

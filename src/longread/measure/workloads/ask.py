@@ -35,8 +35,9 @@ class Ask:
     session: asks of one session are sent one after the other, in order. think_seconds: the pause after the previous
     answer of the session. kind: what it is counted as in tables (document, chat, agent, security, short, long).
     isl: prompt tokens intended, by the workload's tokenizer; None where none was given. extra: further body fields.
-    answers: True where the client puts the session's own answers in: an assistant turn whose content is None stands
-    for the answer to the session's n-th ask (n counts those turns), and is filled before sending.
+    answers: True where the client puts the session's own answers in: an assistant turn that has no tool calls and whose
+    content is None stands for the answer to the session's n-th ask (n counts those turns), and is filled before
+    sending.
     """
 
     key: str

@@ -96,7 +96,7 @@ def _written(genre: Genre, seed: int, tokens: int, counter: Counter, asking: Ask
     asked = questions(book, asking.count, asking.seed, asking.kinds) if asking else []
     if asked:
         room -= counter.count("\n" + asked[0].text)
-    padding = list(pad(genre, said, room, counter))
+    padding = list(pad(*padding_of(genre, said), room, counter))
     used += sum(map(counter.count, padding))
     whole = "".join([*(line.text for line in said), *padding])
     facts = sum(line.key is not None for line in said)
@@ -129,11 +129,10 @@ def fill(source: Iterator[Said], tokens: int, counter: Counter) -> tuple[list[Sa
     return said, used
 
 
-def pad(genre: Genre, said: Sequence[Said], tokens: int, counter: Counter) -> Iterator[str]:
-    """Lines that state nothing, the longest that fit first, until less than the shortest is left."""
-    entity = next((line.key.entity for line in reversed(said) if line.key is not None), genre.name_of(0))
-    longer = [filler.format(e=entity) + "\n" for filler in genre.fillers]
-    shorter = [short + "\n" for short in genre.short]
+def pad(longer: Sequence[str], shorter: Sequence[str], tokens: int, counter: Counter) -> Iterator[str]:
+    """Lines that state nothing: the longer ones in turn while they fit, then the longest that fits, until less than
+    the shortest is left.
+    """
     sizes = {line: counter.count(line) for line in (*longer, *shorter)}
     turn = 0
     while fitting := [line for line in longer if sizes[line] <= tokens]:
@@ -145,6 +144,12 @@ def pad(genre: Genre, said: Sequence[Said], tokens: int, counter: Counter) -> It
         line = max(fitting, key=lambda each: sizes[each])
         tokens -= sizes[line]
         yield line
+
+
+def padding_of(genre: Genre, said: Sequence[Said]) -> tuple[list[str], list[str]]:
+    """The genre's lines that ``pad`` takes, about the entity named last."""
+    entity = next((line.key.entity for line in reversed(said) if line.key is not None), genre.name_of(0))
+    return [filler.format(e=entity) + "\n" for filler in genre.fillers], [short + "\n" for short in genre.short]
 
 
 def _read(domain: str, language: str, seed: int, tokens: int, counter: Counter, asking: Asking | None) -> Text:
