@@ -23,6 +23,7 @@ from typing import Any
 from longread.server.driver import EngineDriver
 from longread.server.fake import FakeEngine
 from longread.server.worker.child import attend
+from longread.server.worker.engine import WorkerEngine
 from longread.server.worker.supervise import Workers
 from longread.spec.engine import Engine, Event, FinishEvent, GenerationRequest, SamplingParams
 from longread.spec.state import HashedTokens, hash_pages
@@ -90,7 +91,7 @@ def figures(late: Sequence[float]) -> dict[str, float]:
     }
 
 
-async def measure(make: Callable[[dict[str, Any]], Engine], args: argparse.Namespace) -> dict[str, Any]:
+async def measure(make: Callable[[dict[str, Any]], Engine | WorkerEngine], args: argparse.Namespace) -> dict[str, Any]:
     """All of one kind of engine."""
     found: dict[str, Any] = {}
     for count in args.streams:
@@ -112,7 +113,7 @@ async def measure(make: Callable[[dict[str, Any]], Engine], args: argparse.Names
     return found
 
 
-def in_process(task: dict[str, Any]) -> Engine:
+def in_process(task: dict[str, Any]) -> WorkerEngine:
     return Workers((sys.executable, "-P", os.path.abspath(__file__)), task).make()
 
 
@@ -123,7 +124,7 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=10.0)
     parser.add_argument("--prompt", type=int, default=128 * 1024)
     args = parser.parse_args()
-    made: dict[str, Callable[[dict[str, Any]], Engine]] = {
+    made: dict[str, Callable[[dict[str, Any]], Engine | WorkerEngine]] = {
         "on a thread": lambda task: PacedEngine(**task),
         "in a process": in_process,
     }

@@ -1,14 +1,17 @@
-"""Runs an engine on its own thread and hands its events to the event loop.
+"""Runs an engine and hands its events to the calls that wait for them.
 
-Knows: the engine protocol, threads, one event loop. Must not know: HTTP, text, models.
+Knows: the engine protocols, threads, one event loop. Must not know: HTTP, text, models.
 
-    loop thread                      engine thread
-    submit, cancel  --commands-->    drain commands, step, stats
-    subscriptions   <--one call a step--
+    loop thread                         engine thread
+                                        loads the engine, closes it, sees how it ended, waits for its turn
+    an engine in a process of its own:
+    submit, cancel, read, deliver       sleeps meanwhile
+    an engine beside us:
+    submit, cancel   --commands-->      drain commands, step, stats
+    deliver          <--one call a step--
 
-The loop detokenises, parses and writes while the engine thread is inside the model (which releases the interpreter
-lock); that is the overlap of host and model work. Every request that ``submit`` accepts ends exactly once: with the
-engine's FinishEvent, or with one made here when the engine refused it late, broke, or was closed.
+Every request that ``submit`` accepts ends exactly once: with the engine's FinishEvent, or with one made here when the
+engine refused it late, broke, or was closed.
 
 An engine that is lost (EngineLostError: its process died) is made again, if ``Restarts`` says so: requests in flight
 end with an error that invites to send them again, new ones are refused until the next engine is there.
@@ -22,9 +25,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from longread.server.admission import Admission
+from longread.server.attached import Attached
 from longread.server.deadlines import Deadlines
 from longread.server.ends import broken_error, failed_event, overflow_error, restarting_error, shutting_down_error
 from longread.server.restarts import Restarts
@@ -90,6 +95,13 @@ class _Refresh:
 
 
 @dataclass(frozen=True, slots=True)
+class _Gone:
+    """The process of the engine is gone, or ``hangs``."""
+
+    hangs: bool
+
+
+@dataclass(frozen=True, slots=True)
 class _Settled:
     """All that was submitted to an engine that is lost has ended; what is behind this is for the next one."""
 
@@ -100,7 +112,8 @@ class _Explain:
     answer: "asyncio.Future[Standing | None]"
 
 
-_Command = GenerationRequest | _Cancel | _Close | _Refresh | _Settled | _Explain
+_Command = GenerationRequest | _Cancel | _Close | _Refresh | _Settled | _Explain | _Gone
+AnyEngine = Engine | ProcessEngine
 
 
 class EngineDriver:
@@ -112,7 +125,7 @@ class EngineDriver:
 
     def __init__(
         self,
-        make: Callable[[], Engine],
+        make: Callable[[], AnyEngine],
         *,
         admission: Admission | None = None,
         observer: Observer | None = None,
@@ -133,7 +146,8 @@ class EngineDriver:
         self._over = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._engine: Engine | None = None
+        self._engine: AnyEngine | None = None
+        self._attached: Attached | None = None  # the engine, where it is a process's and there
         self._closing = False
         self._watches: tuple[Watch, ...] = ()  # replaced whole by the loop thread, read by the engine's
         self.state: State = "loading"
@@ -186,7 +200,7 @@ class EngineDriver:
         """
         info = self.engine_info
         with self._refusals_counted(len(requests)):
-            self.admission.admit(requests, info, self.stats.step_cost)
+            self.admission.admit(requests, info, self.stats.known_cost)
         if self._observer is not None:
             self._observer.accepted(len(requests))
         subscription = Subscription(requests)
@@ -202,7 +216,7 @@ class EngineDriver:
         if self.current is not None:
             info, stats = self.current
             with self._refusals_counted(1):
-                self.admission.check_room(owner, info, stats.step_cost)
+                self.admission.check_room(owner, info, stats.known_cost)
 
     @contextmanager
     def _refusals_counted(self, count: int) -> Iterator[None]:
@@ -275,6 +289,7 @@ class EngineDriver:
         loading = self.state in ("loading", "restarting")
         self.state = "closed" if self.state != "failed" else "failed"
         await asyncio.sleep(0)  # what has ended in time is delivered first
+        self._detach()
         self._end_all(shutting_down_error)  # before the store's last writes, which may take long
         self._put(_Close())
         # A load cannot be interrupted from here: the thread finds the command when it ends.
@@ -294,9 +309,15 @@ class EngineDriver:
             self._engine.kill()
 
     def _put(self, command: _Command) -> None:
-        self._commands.put(command)
-        if isinstance(self._engine, ProcessEngine):
-            self._engine.wake()
+        if self._attached is None:
+            self._commands.put(command)
+        elif isinstance(command, GenerationRequest):
+            self._submit(self._attached.engine, command)
+            self._attached.expect()
+        elif isinstance(command, _Cancel):
+            self._attached.engine.cancel(command.request_id)
+        elif isinstance(command, _Explain):
+            self._attached.engine.explain(command.request_id, partial(_answer, command.answer))
 
     def _check_serving(self) -> None:
         if self.state == "restarting":
@@ -386,13 +407,31 @@ class EngineDriver:
         for request_id in list(self._live):
             self._refuse(request_id, make_error())
 
-    def _became_ready(self, engine: Engine) -> None:
+    def _became_ready(self, engine: AnyEngine) -> None:
         self._engine = engine
+        if isinstance(engine, ProcessEngine) and not self._closing:
+            self._attached = Attached(engine, self._came, self._went)
         if self.state in ("loading", "restarting"):
             self.state = "ready"
         self._loaded.set()
-        if isinstance(engine, ProcessEngine):
-            engine.wake()  # for what was put before the engine was known here
+
+    def _came(self, events: Sequence[Event]) -> None:
+        """An engine's process told something."""
+        if self._attached is None:
+            return
+        self._follow_up(self._attached.engine)
+        if events:
+            self._deliver(events, time.monotonic())
+
+    def _went(self, hangs: bool) -> None:
+        """It will tell no more: the thread sees how it ended."""
+        self._attached = None
+        self._commands.put(_Gone(hangs))
+
+    def _detach(self) -> None:
+        if self._attached is not None:
+            self._attached.detach()
+            self._attached = None
 
     def _broke(self, error: BaseException) -> None:
         self.state, self.error = "failed", error
@@ -435,7 +474,7 @@ class EngineDriver:
             self._post(self._broke, error)
             return
         try:
-            serving: Engine | None = engine
+            serving: AnyEngine | None = engine
             while serving is not None:
                 serving = self._live_through(serving)
         except CrashLoopError as error:
@@ -445,7 +484,7 @@ class EngineDriver:
             logger.error("the engine failed; all its requests are ended", exc_info=error)
             self._post(self._broke, error)
 
-    def _timed_make(self) -> Engine:
+    def _timed_make(self) -> AnyEngine:
         begun = time.monotonic()
         engine = self._make()
         self._load_seconds = time.monotonic() - begun
@@ -453,13 +492,16 @@ class EngineDriver:
             logger.warning("the engine is there again, it took %.1f s to load", self._load_seconds)
         return engine
 
-    def _live_through(self, engine: Engine) -> Engine | None:
+    def _live_through(self, engine: AnyEngine) -> AnyEngine | None:
         """Serve with an engine until it is closed, or lost: then the next one is returned. Raises CrashLoopError."""
         self.stats = engine.stats()  # before anyone may read it: a pool that is free must not look full
         self._post(self._became_ready, engine)
         begun = time.monotonic()
         try:
-            self._serve(engine)
+            if isinstance(engine, ProcessEngine):
+                self._await_end(engine)
+            else:
+                self._serve(engine)
             return None
         except EngineLostError as error:
             if self._restarts is None:
@@ -500,6 +542,12 @@ class EngineDriver:
             settled = settled or isinstance(command, _Settled)
         return not self._closing
 
+    def _await_end(self, engine: ProcessEngine) -> None:
+        """The loop serves. Raises EngineLostError where the process ended."""
+        while not isinstance(command := self._commands.get(), _Close):
+            if isinstance(command, _Gone):
+                raise engine.lost(command.hangs)
+
     def _serve(self, engine: Engine) -> None:
         while True:
             # Without work this blocks on the queue: an idle server uses no processor time.
@@ -516,13 +564,18 @@ class EngineDriver:
                     self._post(_answer, command.answer, engine.explain(command.request_id))
             if engine.has_work():
                 events = engine.step()
-                self.stats = engine.stats()
-                for watch in self._watches:
-                    watch.tokens = max(watch.tokens, engine.computed_tokens(watch.request_id))
+                self._follow_up(engine)
                 if events:
                     self._post(self._deliver, events, time.monotonic())
 
-    def _submit(self, engine: Engine, request: GenerationRequest) -> None:
+    # On either thread, whichever the engine's is.
+
+    def _follow_up(self, engine: AnyEngine) -> None:
+        self.stats = engine.stats()
+        for watch in self._watches:
+            watch.tokens = max(watch.tokens, engine.computed_tokens(watch.request_id))
+
+    def _submit(self, engine: AnyEngine, request: GenerationRequest) -> None:
         try:
             engine.submit(request)
         except RequestError as error:

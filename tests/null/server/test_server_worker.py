@@ -21,7 +21,15 @@ from longread.server.worker import child, messages, process
 from longread.server.worker import engine as remote
 from longread.server.worker.engine import WorkerEngine
 from longread.server.worker.supervise import LoadInterruptedError, Workers
-from longread.spec.engine import Event, FinishEvent, GenerationRequest, GrammarSpec, SamplingParams, TokenEvent
+from longread.spec.engine import (
+    Event,
+    FinishEvent,
+    GenerationRequest,
+    GrammarSpec,
+    SamplingParams,
+    Standing,
+    TokenEvent,
+)
 from longread.spec.errors import (
     ConfigError,
     ContextLengthError,
@@ -50,24 +58,39 @@ def request(
     return GenerationRequest(name, prompt, sampling or SamplingParams(max_tokens=5))
 
 
+def step(engine: WorkerEngine | FakeEngine) -> list[Event]:
+    """What comes next, as a driver would hear of it. Raises EngineLostError."""
+    if isinstance(engine, FakeEngine):
+        return list(engine.step())
+    while True:
+        patience = engine.patience()
+        events = list(engine.read(5.0 if patience is None else patience))
+        if events:
+            return events
+        if engine.gone or engine.patience() == 0:
+            raise engine.lost(hangs=not engine.gone)
+
+
 def run(engine: WorkerEngine | FakeEngine, ends: int) -> list[Event]:
     """Step until so many requests have ended."""
     events: list[Event] = []
     while sum(isinstance(event, FinishEvent) for event in events) < ends:
-        events += engine.step()
+        events += step(engine)
     return events
 
 
 def lost(engine: WorkerEngine, seconds: float = 10.0) -> str:
-    """Step until the engine is lost, and say why; the driver is woken as often as it likes."""
+    """Step until the engine is lost, and say why."""
     end = time.monotonic() + seconds
     with pytest.raises(EngineLostError) as caught:
         while time.monotonic() < end:
-            engine.step()
+            step(engine)
+    engine.submit(request("later"))
+    told: list[Standing | None] = []
+    engine.explain("later", told.append)
+    assert told == [None]
     with pytest.raises(EngineLostError):
-        engine.submit(request("later"))
-    with pytest.raises(EngineLostError):
-        engine.step()
+        step(engine)
     return str(caught.value)
 
 
@@ -119,12 +142,11 @@ def test_what_it_refuses_is_refused_here_and_grammars_there() -> None:
             with pytest.raises(InvalidRequestError, match="cannot be compiled") as caught:
                 engine.validate(request("a", SamplingParams(max_tokens=1, grammar=bad)))
             refused.append(caught.value)
-            engine.wake()
 
         thread = threading.Thread(target=check)
         thread.start()
         while thread.is_alive():
-            engine.step()
+            engine.read(0.05)
         assert refused[0].param == "response_format"
         # One that is refused only there ends like any request, and the next one goes on.
         engine.submit(request("b", SamplingParams(max_tokens=2, grammar=bad)))
@@ -139,13 +161,16 @@ def test_what_it_refuses_is_refused_here_and_grammars_there() -> None:
 def test_it_cancels_follows_and_explains() -> None:
     with working(engine=LONG, step_seconds=0.01) as engine:
         engine.submit(request("a", ENDLESS))
-        assert isinstance(engine.step()[0], TokenEvent)
+        assert isinstance(step(engine)[0], TokenEvent)
         engine.computed_tokens("a")
-        engine.step()
-        assert wait_until(lambda: bool(engine.step()) and engine.computed_tokens("a") == 3)
-        standing = engine.explain("a")
-        assert standing is not None and standing.phase == "decode" and standing.prompt_tokens == 3
-        assert engine.explain("nobody") is None
+        step(engine)
+        assert wait_until(lambda: bool(step(engine)) and engine.computed_tokens("a") == 3)
+        told: list[Standing | None] = []
+        engine.explain("a", told.append)
+        assert wait_until(lambda: bool(step(engine) and told))
+        assert told[0] is not None and told[0].phase == "decode" and told[0].prompt_tokens == 3
+        engine.explain("nobody", told.append)
+        assert told[1] is None
         engine.cancel("a")
         engine.cancel("nobody")
         events = run(engine, 1)
@@ -153,22 +178,39 @@ def test_it_cancels_follows_and_explains() -> None:
         assert engine.computed_tokens("a") == 0
 
 
-def test_waiting_takes_no_processor_time_and_wake_ends_it() -> None:
+def test_waiting_takes_no_processor_time() -> None:
     with working() as engine:
         there, here = psutil.Process(engine.pid), time.process_time()
         before = sum(there.cpu_times()[:2])
-        threading.Timer(0.4, engine.wake).start()
         begun = time.monotonic()
-        assert engine.step() == []
+        assert engine.read(0.4) == []
         assert time.monotonic() - begun > 0.3
         assert sum(there.cpu_times()[:2]) - before < 0.1
         assert time.process_time() - here < 0.1
 
 
+def test_what_the_process_has_no_room_for_is_sent_later() -> None:
+    prompt, later = tuple(range(3, 103)) * 20_000, []
+    with working(engine={"max_model_len": 10**7}) as engine:
+        engine.keep_unsent(lambda: later.append(True))
+        os.kill(engine.pid, signal.SIGSTOP)
+        assert wait_until(lambda: psutil.Process(engine.pid).status() == psutil.STATUS_STOPPED)
+        begun = time.monotonic()
+        for number in range(3):
+            engine.submit(request(f"r{number}", SamplingParams(max_tokens=1), prompt[number:]))
+        assert not engine.flush()
+        assert time.monotonic() - begun < 5.0
+        assert later == [True]
+        os.kill(engine.pid, signal.SIGCONT)
+        assert wait_until(engine.flush, 20.0)
+        ends = [event for event in run(engine, 3) if isinstance(event, FinishEvent)]
+        assert [event.prompt_tokens for event in ends] == [len(prompt) - number for number in range(3)]
+
+
 def test_a_killed_process_is_lost_behind_the_events_that_it_sent(capfd: pytest.CaptureFixture[str]) -> None:
     with working() as engine:
         engine.submit(request("a", SamplingParams(max_tokens=3)))
-        events = list(engine.step())
+        events = step(engine)
         assert wait_until(lambda: psutil.Process(engine.pid).status() == psutil.STATUS_SLEEPING)
         os.kill(engine.pid, signal.SIGKILL)
         events += run(engine, 1) if not any(isinstance(event, FinishEvent) for event in events) else []
@@ -218,7 +260,7 @@ def test_a_process_that_is_stopped_by_the_system_is_a_hang(monkeypatch: pytest.M
     monkeypatch.setattr(process, "ABORT_SECONDS", 0.1)
     with working(workers(step_timeout=0.5, engine=LONG, step_seconds=0.01)) as engine:
         engine.submit(request("a", ENDLESS))
-        engine.step()
+        step(engine)
         os.kill(engine.pid, signal.SIGSTOP)
         assert "did not answer" in lost(engine)
 
@@ -279,10 +321,9 @@ def test_signals_to_the_group_are_the_servers_business() -> None:
 def test_it_ends_when_its_server_has_closed_the_channel() -> None:
     engine = workers(engine=LONG).make()
     engine.submit(request("a", ENDLESS))
-    engine.step()
+    step(engine)
     engine._channel.close()
     assert engine._process.end(5.0) == child.ORPHAN_STATUS
-    engine._waker.close()
 
 
 PARENT = """
@@ -292,7 +333,7 @@ from longread.spec.engine import GenerationRequest, SamplingParams
 engine = workers(engine={"max_model_len": 10**9}, hang_at=2).make()
 if sys.argv[1] == "busy":
     engine.submit(GenerationRequest("a", (7,), SamplingParams(max_tokens=None)))
-    engine.step()
+    engine.read(10)
 print(engine.pid, flush=True)
 time.sleep(60)
 """
@@ -315,10 +356,9 @@ def test_closing_ends_what_runs_and_the_process() -> None:
     engine = workers(engine=LONG).make()
     for name in "abc":
         engine.submit(request(name, ENDLESS))
-    engine.step()
+    step(engine)
     engine.close()
     engine.close()
-    engine.wake()
     assert engine._process.end(0) == 0
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longread.server.worker import messages
-from longread.server.worker.frames import HEAD, MAX_TEXT, Channel, ChannelError, Frame, FrameCutter, StalledError, pair
+from longread.server.worker.frames import HEAD, MAX_TEXT, Channel, ChannelError, Frame, FrameCutter, pair
 from longread.spec.engine import (
     EngineInfo,
     EngineStats,
@@ -66,13 +66,38 @@ def test_a_head_that_no_frame_has_is_refused_before_its_content(head: tuple[byte
 def test_a_side_that_does_not_read_is_given_up_and_one_that_is_gone_is_found() -> None:
     here, there = pair()
     channel = Channel(here, b"s", 0)
-    with pytest.raises(StalledError, match="read nothing for"):
-        channel.send(b"R", b"x" * MAX_TEXT, seconds=0.05)
+
+    def waiting() -> None:
+        raise ChannelError("it does not read")
+
+    with pytest.raises(ChannelError, match="does not read"):
+        channel.send(b"R", b"x" * MAX_TEXT, waiting=waiting)
     there.close()
     with pytest.raises(ChannelError, match="gone"):
         channel.send(b"R", b"x")
     assert channel.receive(1.0) is None
     channel.close()
+
+
+def test_what_is_kept_crosses_whole_and_in_order() -> None:
+    here, there = socket.socketpair()
+    sender, receiver, later = Channel(here, b"", 0), Channel(there, b"R", 2**32), []
+    sender.keep_unsent(lambda: later.append(True))
+    sent = [Frame(b"R", b"%d" % i, bytes([i]) * 300_000) for i in range(9)]
+    for frame in sent:
+        sender.send(frame.kind, frame.text, [frame.blob])
+    assert later == [True]  # told once, and nothing has waited
+    got: list[Frame] = []
+    while not sender.flush():
+        got += receiver.receive(0.0) or []
+    while len(got) < len(sent):
+        got += receiver.receive(5.0) or []
+    assert got == sent
+    there.close()
+    receiver.close()
+    with pytest.raises(ChannelError, match="gone"):
+        sender.send(b"R", b"x")
+    sender.close()
 
 
 def test_a_large_frame_crosses_whole() -> None:

@@ -1,24 +1,24 @@
-"""An engine that runs in another process, as the driver sees it: ``spec.engine.Engine`` over a channel.
+"""An engine that runs in another process, as the driver sees it.
 
-Knows the messages, and how a process that has died or hangs is told from one that works. Must not know HTTP, nor what
-the process loads.
+Knows the messages, and how a process that has died or hangs is told from one that works. Must not know HTTP, event
+loops, nor what the process loads.
 
-``step`` waits for what comes: nothing is polled, and ``wake`` ends the wait. Limits, ids and sampling are checked here,
-since that is pure; a grammar is compiled there, where one that breaks the compiler breaks no server. When the process
-ends by itself, is killed, hangs or sends what is no message, the next call raises EngineLostError.
+Nothing here waits but what says so: whoever watches ``fileno`` calls ``read`` when something has come. Limits, ids and
+sampling are checked here, since that is pure; a grammar is compiled there, where one that breaks the compiler breaks no
+server. When the process ends by itself, is killed, hangs or sends what is no message, the engine is lost.
 """
 
 import itertools
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as WaitTimeoutError
-from typing import TypeVar
+from contextlib import suppress
 
 from longread.server.worker import messages
-from longread.server.worker.frames import Channel, ChannelError, Frame, StalledError, Waker, readable
+from longread.server.worker.frames import Channel, ChannelError, Frame
 from longread.server.worker.process import WorkerProcess
 from longread.spec.engine import EngineInfo, EngineStats, Event, FinishEvent, GenerationRequest, Standing
 from longread.spec.errors import EngineLostError, InvalidRequestError, OverloadedError, RequestError
@@ -27,18 +27,18 @@ from longread.spec.limits import check_request
 logger = logging.getLogger("longread.server")
 
 GRAMMAR_SECONDS = 60.0  # compiling one takes a second at most, when nothing else runs
-EXPLAIN_SECONDS = 10.0  # the answer comes behind the step that runs
 CLOSE_SECONDS = 45.0  # writes to the store that are due get 30 of them
+END_SECONDS = 2.0  # for a process whose channel is closed already
 SILENCE = 1.5  # times the step timeout: by then the process's own watchdog has failed, too
 SILENCE_MARGIN = 5.0  # seconds
 
-Answer = TypeVar("Answer")
+Explained = Callable[[Standing | None], None]
 
 
 class WorkerEngine:
     """The engine of a process that has loaded. ``told``: what it said of itself beside its info.
 
-    ``validate``, ``wake`` and ``kill`` may be called from any thread, all else belongs to one. ``step_timeout``:
+    ``validate`` and ``kill`` may be called from any thread, all else belongs to one at a time. ``step_timeout``:
     seconds of a step, 0: no limit.
     """
 
@@ -53,7 +53,6 @@ class WorkerEngine:
         self._channel = channel
         self._info, self._stats, self.told = loaded
         self._silence = SILENCE * step_timeout + SILENCE_MARGIN if step_timeout else None
-        self._waker = Waker()
         self._count = itertools.count()
         self._numbers: dict[str, int] = {}
         self._names: dict[int, str] = {}
@@ -61,11 +60,12 @@ class WorkerEngine:
         self._last: GenerationRequest | None = None
         self._events: list[Event] = []
         self._heard = 0.0
-        self._lost: str | None = None  # why
+        self.gone = False  # nothing more will come
+        self._why: str | None = None  # None: its status says it
         self._closed = False
         self._asking = threading.Lock()
         self._checks: dict[int, Future[RequestError | None]] = {}
-        self._standings: dict[int, Standing | None] = {}
+        self._explained: dict[int, list[Explained]] = {}
 
     @property
     def info(self) -> EngineInfo:
@@ -86,11 +86,11 @@ class WorkerEngine:
             return
         number, answer = next(self._count), Future[RequestError | None]()
         with self._asking:
-            if self._lost is not None:
-                raise _gone()
+            if self.gone:
+                raise _restarting()
             self._checks[number] = answer
         try:
-            self._send(messages.GRAMMAR, messages.encode([number, grammar.kind, grammar.value]))
+            self._channel.send(messages.GRAMMAR, messages.encode([number, grammar.kind, grammar.value]))
             error = answer.result(GRAMMAR_SECONDS)
         except (ChannelError, WaitTimeoutError):
             raise OverloadedError("the grammar could not be checked now: try again later", code="busy") from None
@@ -101,8 +101,9 @@ class WorkerEngine:
             raise error
 
     def submit(self, request: GenerationRequest) -> None:
-        """As ``Engine.submit``; what only the process can refuse ends as "failed"."""
-        self._require()
+        """As ``Engine.submit``; what only the process can refuse ends as "failed", and what comes when the engine is
+        gone never ends.
+        """
         check_request(request, self._info)
         if request.request_id in self._numbers:
             raise InvalidRequestError(f"request_id {request.request_id!r} is in use", param="request_id")
@@ -129,38 +130,56 @@ class WorkerEngine:
             self._tell(messages.WATCH, messages.encode(number))
         return self._computed[request_id]
 
-    def explain(self, request_id: str) -> Standing | None:
-        """As ``Engine.explain``; it waits for the step that runs. None also where no answer comes."""
+    def explain(self, request_id: str, answer: Explained) -> None:
+        """Have ``answer`` told where a request stands, behind the step that runs: None once it has ended."""
         number = self._numbers.get(request_id)
-        if number is None:
-            return None
+        if number is None or self.gone:
+            answer(None)
+            return
+        self._explained.setdefault(number, []).append(answer)
         self._tell(messages.EXPLAIN, messages.encode(number))
-        end = time.monotonic() + EXPLAIN_SECONDS
-        while number in self._names and number not in self._standings and self._lost is None:
-            if (left := end - time.monotonic()) <= 0:
-                break
-            self._read(left)
-        return self._standings.pop(number, None)
 
-    def has_work(self) -> bool:
-        """Always: what the process sends, and its death, are found by ``step``, which waits."""
-        return True
+    def fileno(self) -> int:
+        """Readable when something has come."""
+        return self._channel.fileno()
 
-    def step(self) -> Sequence[Event]:
-        """The events that came, in order; waits for some, or for anything else that is news. Raises EngineLostError."""
-        if not self._events:
-            self._require()
-            self._wait()
+    def keep_unsent(self, later: Callable[[], None] | None) -> None:
+        """As ``Channel.keep_unsent``."""
+        self._channel.keep_unsent(later)
+
+    def flush(self) -> bool:
+        """As ``Channel.flush``; True also where the process is gone."""
+        try:
+            return self._channel.flush()
+        except ChannelError:
+            return True  # what it sent before is still there to be read
+
+    def read(self, seconds: float = 0.0) -> Sequence[Event]:
+        """The events that came, in order, maybe none; waits at most ``seconds``. Look at ``gone`` behind it."""
+        if not self.gone:
+            self._receive(seconds)
         events, self._events = self._events, []
         return events
+
+    def patience(self) -> float | None:
+        """Seconds until more silence means that the process hangs; None: it may be silent."""
+        if self._silence is None or not self._numbers or self.gone:
+            return None
+        return max(0.0, self._heard + self._silence - time.monotonic())
+
+    def lost(self, hangs: bool = False) -> EngineLostError:
+        """See that the process ends, and say why it did. It may take seconds. ``hangs``: its time was over."""
+        if hangs and not self.gone:
+            self._process.abort()  # its stacks go to the log
+            self._go("it did not answer any more")
+        if self._why is not None:
+            self._process.kill()
+        self._process.end(END_SECONDS)
+        return EngineLostError(f"the engine's process {self.pid} ended: {self._why or self._process.why()}")
 
     def stats(self) -> EngineStats:
         """As of the last step that came."""
         return self._stats
-
-    def wake(self) -> None:
-        """Let ``step`` return."""
-        self._waker.wake()
 
     def kill(self) -> None:
         """End the process at once, without what it has not written."""
@@ -173,16 +192,19 @@ class WorkerEngine:
         if self._closed:
             return
         self._closed = True
-        if self._lost is None:
+        self._channel.keep_unsent(None)
+        if not self.gone:
             self._ask_to_end(time.monotonic() + CLOSE_SECONDS)
-            self._lost = "it was closed"
-            self._fail_checks()
+            self._go("it was closed")
         self._channel.close()
-        self._waker.close()
 
     def _ask_to_end(self, end: float) -> None:
+        def waiting() -> None:
+            if time.monotonic() > end:
+                raise ChannelError("it does not read")
+
         try:
-            self._send(messages.CLOSE, b"null")
+            self._channel.send(messages.CLOSE, b"null", waiting=waiting)
             # Read on: a process that cannot send what it has left would not come to its end.
             while (left := end - time.monotonic()) > 0 and self._channel.receive(left) is not None:
                 pass
@@ -192,37 +214,18 @@ class WorkerEngine:
         if code != 0:
             logger.warning("the engine's process did not end in order: %s", self._process.why())
 
-    def _wait(self) -> None:
-        """Read what is there, once something is, or until ``wake``."""
-        waits = self._channel.fileno(), self._waker.fileno()
-        ready = readable(waits, self._patience())
-        if waits[1] in ready:
-            self._waker.clear()
-        if waits[0] in ready:
-            self._read(0)
-        elif not ready:
-            self._process.abort()  # its stacks go to the log
-            self._lose("it did not answer any more")
-        if not self._events:
-            self._require()
-
-    def _patience(self) -> float | None:
-        """Seconds until silence means that the process hangs; None: it may be silent."""
-        if self._silence is None or not self._numbers:
-            return None
-        return max(0.0, self._heard + self._silence - time.monotonic())
-
-    def _read(self, seconds: float) -> None:
+    def _receive(self, seconds: float) -> None:
         """Book what comes within that time. The end of the stream means that the process has ended or is ending."""
         try:
             frames = self._channel.receive(seconds)
             if frames is None:
-                self._lose(None)
+                self._go(None)
                 return
-            self.book(frames)
+            if frames:
+                self.book(frames)
         except (ChannelError, ValueError) as error:
             logger.error("the engine's process sent what is no message: %s", str(error)[:500])
-            self._lose("its messages are broken")
+            self._go("its messages are broken")
 
     def book(self, frames: Sequence[Frame]) -> None:
         """Take what has come. Raises ValueError for what is no message."""
@@ -250,8 +253,8 @@ class WorkerEngine:
                 answer.set_result(error)
         elif frame.kind == messages.EXPLAINED:
             number, standing = messages.decode_explained(frame.text)
-            if number in self._names:
-                self._standings[number] = standing
+            for each in self._explained.pop(number, []):
+                each(standing)
         else:
             raise ValueError(f"a message of kind {frame.kind!r} from a process that has loaded")
 
@@ -259,45 +262,29 @@ class WorkerEngine:
         name = self._names.pop(number)
         del self._numbers[name]
         self._computed.pop(name, None)
-        self._standings.pop(number, None)
+        for each in self._explained.pop(number, []):
+            each(None)
         if not self._numbers:
             self._last = None  # a prompt may be large
 
     def _tell(self, kind: bytes, text: bytes, blobs: Sequence[bytes | memoryview] = ()) -> None:
-        try:
-            self._send(kind, text, blobs)
-        except StalledError as error:
-            self._process.abort()
-            self._lose(f"it hangs: {error}")
-        except ChannelError:
-            pass  # it has ended; what it sent before is still there, and the next steps read it up to its end
+        with suppress(ChannelError):  # it has ended; what it sent before is still there to be read, up to its end
+            self._channel.send(kind, text, blobs)
 
-    def _send(self, kind: bytes, text: bytes, blobs: Sequence[bytes | memoryview] = ()) -> None:
-        self._channel.send(kind, text, blobs, seconds=self._silence)
-
-    def _lose(self, why: str | None) -> None:
-        """The process is of no more use: see that it ends, and remember why. ``why`` None: as its status says."""
-        if self._lost is not None:
-            return
-        if why is not None:
-            self._process.kill()
-        self._process.end(2.0)
+    def _go(self, why: str | None) -> None:
+        """The process is of no more use; whoever waits for an answer of it has one now."""
         with self._asking:
-            self._lost = why if why is not None else self._process.why()
-        self._fail_checks()
-
-    def _fail_checks(self) -> None:
-        with self._asking:
+            self.gone, self._why = True, why
             checks, self._checks = list(self._checks.values()), {}
         for answer in checks:
-            answer.set_result(_gone())
+            answer.set_result(_restarting())
+        explained, self._explained = self._explained, {}
+        for answers in explained.values():
+            for each in answers:
+                each(None)
 
-    def _require(self) -> None:
-        if self._lost is not None:
-            raise EngineLostError(f"the engine's process {self.pid} ended: {self._lost}")
 
-
-def _gone() -> OverloadedError:
+def _restarting() -> OverloadedError:
     return OverloadedError(
         "the engine has stopped and is being started again: send the request again", code="engine_restarting"
     )

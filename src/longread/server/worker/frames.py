@@ -5,12 +5,11 @@ blob: token ids travel as they are in memory, everything else as JSON. No frame 
 reader allocates no more than its limits, so that a process gone mad does no harm beyond its own end.
 """
 
-import os
 import select
 import socket
 import struct
 import threading
-import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -20,14 +19,11 @@ HEAD = struct.Struct("<cIQ")  # kind, bytes of the JSON text, bytes of the blob
 MAX_TEXT = 16 * 2**20  # a step of 512 rows with 20 log-probabilities each has 300 KB
 SOCKET_BYTES = 4 * 2**20  # as far as the system allows: a server that is busy for a moment must not stop the engine
 _READ_BYTES = 2**20
+_VIEWS_AT_ONCE = 64  # of one call to the system, which takes 1,024 at most
 
 
 class ChannelError(LongreadError):
     """The other side is gone, or sent something that is no frame."""
-
-
-class StalledError(ChannelError):
-    """The other side does not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +76,18 @@ class Channel:
         self._socket = end
         self._cutter = FrameCutter(kinds, max_blob)
         self._sending = threading.Lock()
+        self._unsent: deque[memoryview] = deque()
+        self._later: Callable[[], None] | None = None
 
     def fileno(self) -> int:
         return self._socket.fileno()
+
+    def keep_unsent(self, later: Callable[[], None] | None) -> None:
+        """From now on ``send`` does not wait: what the other side has no room for is kept, and ``later`` called, on
+        whatever thread, so that somebody calls ``flush`` when there is room. None: ``send`` waits again.
+        """
+        with self._sending:
+            self._later = later
 
     def send(
         self,
@@ -90,38 +95,50 @@ class Channel:
         text: bytes,
         blobs: Sequence[bytes | memoryview] = (),
         *,
-        seconds: float | None = None,
         waiting: Callable[[], None] | None = None,
     ) -> None:
-        """Send one frame whole. Raises ChannelError when the other side is gone, and StalledError when it has read
-        nothing for ``seconds`` (the rest of the stream is lost then). ``waiting`` is called each second of waiting.
+        """Send one frame whole, behind what was kept. Raises ChannelError when the other side is gone. ``waiting`` is
+        called each second of waiting, and ends it by raising.
         """
-        views = [memoryview(part) for part in (HEAD.pack(kind, len(text), sum(map(len, blobs))), text, *blobs)]
+        parts = (HEAD.pack(kind, len(text), sum(map(len, blobs))), text, *blobs)
         with self._sending:
-            since = time.monotonic()
-            while views:
-                try:
-                    sent = self._socket.sendmsg(views)
-                except BlockingIOError:
-                    if seconds is not None and time.monotonic() - since > seconds:
-                        raise StalledError(f"the other side has read nothing for {seconds:g} s") from None
-                    if waiting is not None:
-                        waiting()
-                    _poll(self._socket.fileno(), select.POLLOUT, 1.0)
-                    continue
-                except OSError as error:
-                    raise ChannelError(f"the other side is gone ({error.strerror})") from error
-                since = time.monotonic()
-                while views and sent >= len(views[0]):
-                    sent -= len(views.pop(0))
-                if sent:
-                    views[0] = views[0][sent:]
+            waits_already = bool(self._unsent)
+            self._unsent.extend(memoryview(part) for part in parts if part)
+            if self._later is not None:
+                if not waits_already and not self._send_some():
+                    self._later()
+                return
+            while not self._send_some():
+                if waiting is not None:
+                    waiting()
+                _poll(self._socket.fileno(), select.POLLOUT, 1.0)
+
+    def flush(self) -> bool:
+        """Send of what was kept as much as there is room for; True: nothing is left. Raises ChannelError."""
+        with self._sending:
+            return self._send_some()
+
+    def _send_some(self) -> bool:
+        unsent = self._unsent
+        while unsent:
+            try:
+                sent = self._socket.sendmsg([unsent[i] for i in range(min(len(unsent), _VIEWS_AT_ONCE))])
+            except BlockingIOError:
+                return False
+            except OSError as error:
+                unsent.clear()
+                raise ChannelError(f"the other side is gone ({error.strerror})") from error
+            while unsent and sent >= len(unsent[0]):
+                sent -= len(unsent.popleft())
+            if sent:
+                unsent[0] = unsent[0][sent:]
+        return True
 
     def receive(self, seconds: float | None = None) -> list[Frame] | None:
         """Wait for something to come, at most ``seconds``, and return the frames that are whole, maybe none. None: the
         other side has closed. Raises ChannelError.
         """
-        if not _poll(self._socket.fileno(), select.POLLIN, seconds):
+        if seconds != 0 and not _poll(self._socket.fileno(), select.POLLIN, seconds):
             return []
         try:
             data = self._socket.recv(_READ_BYTES)
@@ -135,54 +152,12 @@ class Channel:
         self._socket.close()
 
 
-class Waker:
-    """Ends another thread's wait for ``fileno``. Safe from any thread, also after ``close``."""
-
-    def __init__(self) -> None:
-        self._read, self._write = os.pipe()
-        os.set_blocking(self._read, False)
-        os.set_blocking(self._write, False)
-        self._lock = threading.Lock()
-        self._woken = False
-
-    def fileno(self) -> int:
-        return self._read
-
-    def wake(self) -> None:
-        with self._lock:  # one byte is enough however often it is called before ``clear``
-            if not self._woken and self._write >= 0:
-                self._woken = True
-                os.write(self._write, b"\0")
-
-    def clear(self) -> None:
-        """To be called by the thread that waits, before it looks at what it was woken for."""
-        with self._lock:
-            if self._woken:
-                self._woken = False
-                os.read(self._read, 16)
-
-    def close(self) -> None:
-        with self._lock:
-            if self._write >= 0:
-                os.close(self._read)
-                os.close(self._write)
-                self._read = self._write = -1
-
-
 def pair() -> tuple[socket.socket, socket.socket]:
     """Two connected ends, with room for what one side does not read at once."""
     ends = socket.socketpair()
     for end in ends:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
     return ends
-
-
-def readable(files: Sequence[int], seconds: float | None) -> set[int]:
-    """Which of the files can be read (or were closed by the other side), waiting at most ``seconds``."""
-    poll = select.poll()
-    for file in files:
-        poll.register(file, select.POLLIN)
-    return {file for file, _ in poll.poll(None if seconds is None else max(0, int(seconds * 1000)))}
 
 
 def _poll(file: int, event: int, seconds: float | None) -> bool:
