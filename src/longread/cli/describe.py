@@ -29,5 +29,12 @@ def memory_line(plan: MemoryPlan, info: EngineInfo) -> str:
     return f"memory: weights and cache predicted {predicted}, allocated {allocated}; with workspace and program {total}"
 
 
+def step_line(info: EngineInfo) -> str:
+    """What a step may take without a shorter target of the SLO."""
+    if info.step_target is None:
+        return "  steps: as long as max_num_batched_tokens makes them (step_target none)"
+    return f"  steps: {info.step_target * 1e3:.3g} ms ({info.step_reason})"
+
+
 def ready_line(info: EngineInfo, address: str) -> str:
     return f"serving {info.model} on {address} (stop with Ctrl-C)"

@@ -60,8 +60,9 @@ def add_serving_flags(group: "_ActionsContainer") -> None:
     group.add_argument(
         "--step-target",
         metavar="TIME",
-        default="100ms",
-        help="what a step may take without a TTFT target: who comes waits for its end; none: any; default: 100ms",
+        default="auto",
+        help="what a step may take without a TTFT target: who comes waits for its end; none: any; default: auto, the "
+        "shortest that reads within a tenth of the best rate, as measured at the start",
     )
     add_store_flags(group)
 

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from longread.cli.checkpoint import origin, spec_of
-from longread.cli.describe import config_lines, memory_line, ready_line
+from longread.cli.describe import config_lines, memory_line, ready_line, step_line
 from longread.cli.version import version
 from longread.cli.worker import COMMAND, layout_of, task_of
 from longread.kv.disk.store import DiskStore
@@ -76,7 +76,7 @@ def serve_checkpoint(
     workers = Workers(COMMAND, task_of(resolved), step_timeout=http.step_timeout)
     driver = EngineDriver(
         lambda: _with_shelf(workers.make(), resolved, shelf),
-        admission=Admission(http.limits, resolved.slo, resolved.step_target),
+        admission=Admission(http.limits, resolved.slo),
         observer=metrics,
         restarts=Restarts(),
     )
@@ -85,7 +85,8 @@ def serve_checkpoint(
 
     def on_ready(info: EngineInfo) -> None:
         _say(memory_line(resolved.memory, info))
-        _say(f"  queue: {driver.admission.told(info, driver.stats.step_cost)}")
+        _say(step_line(info))
+        _say(f"  queue: {driver.admission.told(info, driver.stats.known_cost)}")
         _say(ready_line(replace(info, model=names[0]), address))
 
     # A large vocabulary takes a second to load again; until then the slower library serves.

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 from longread.cli.hardware_flags import share, slo, tokens
 from longread.cli.parser import Parser, UsageError, count, whole
-from longread.spec.config import Slo
+from longread.spec.config import Slo, step_target
 from longread.spec.errors import ConfigError
+from longread.spec.step_target import StepTarget
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -59,6 +60,9 @@ def add_parser(commands: "_SubParsersAction[Parser]", name: str) -> None:
         type=slo,
         metavar="TARGETS",
         help="ttft=2s,tpot=50ms: steps are kept within, and who meets both is counted",
+    )
+    engine.add_argument(
+        "--step-target", metavar="TIME", default="auto", help="what a step may take; none: any; default: auto"
     )
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print one JSON document (longread.simulation/1) only")
@@ -142,7 +146,7 @@ def _check(args: argparse.Namespace) -> None:
 
 def _engine(args: argparse.Namespace) -> "tuple[Deployment, Limits, PlannedCost]":
     from longread.cli.plan import find_spec  # the planner's tables: only here
-    from longread.measure.planned_cost import PlannedCost, planned_limits
+    from longread.measure.planned_cost import PlannedCost, planned_limits, planned_step_target
     from longread.plan.cards import parse_hardware
     from longread.plan.space import Fixed
     from longread.plan.survey import survey
@@ -165,8 +169,10 @@ def _engine(args: argparse.Namespace) -> "tuple[Deployment, Limits, PlannedCost]
         raise ConfigError(
             f"max_num_batched_tokens={d.chunk} is below max_num_seqs={d.max_num_seqs}: each decodes a token"
         )
-    limits = planned_limits(d, pages=args.num_gpu_blocks_override)
-    return d, replace(limits, slo=Slo(**args.slo) if args.slo else None), PlannedCost(d)
+    limits, cost = planned_limits(d, pages=args.num_gpu_blocks_override), PlannedCost(d)
+    given = step_target("step_target", args.step_target)
+    target = planned_step_target(cost, limits) if given == "auto" else StepTarget(given, "as given")
+    return d, replace(limits, slo=Slo(**args.slo) if args.slo else None, step_target=target), cost
 
 
 def _arrivals(args: argparse.Namespace, limits: "Limits", cost: "PlannedCost") -> "tuple[list[Arrival], str]":

@@ -5,27 +5,43 @@ reset when the cache hands them out, and a row is written before it is ever read
 """
 
 import logging
+import statistics
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from longread.engine.runner import Model
 from longread.models.inputs import StepInputs
+from longread.plan.figures import seconds
 from longread.spec.batch import Segment
 from longread.spec.cost import CostModel, StepCost
 from longread.spec.state import PAGE_TOKENS
+from longread.spec.step_target import Curve, StepTarget, quick_step
 
 log = logging.getLogger(__name__)
 
 WARM_UP_TOKENS = 64
+SIZES = (32, 64, 128, 256, 512)  # of chunks: where reading becomes quick lies among them on any machine seen so far
+FAR_SIZES = (32, 128)
 CONTEXT = 8192  # long enough to tell what a token looks back at, short enough to be there in most caches
-LARGE_CHUNK = 1024
-ROUNDS = 3
+ROUNDS = 4
 LOOKS = 8192  # of the order of a dense model's; a sparse one's are more, which is learnt
+QUIET = 1.3  # times the least of a kind's times is its second least on a machine that does nothing else
+EXACT = 0.35  # of a step's time may be missing in what the fit says of a step that it was made from
 
 Part = tuple[int, int]  # (tokens, tokens before them)
+Kind = tuple[Part, ...]  # the parts of one step
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What steps cost, and how long one should take where the user does not say."""
+
+    costs: CostModel
+    target: StepTarget
 
 
 def warm_up(model: Model, state: Mapping[str, Tensor], num_slots: int) -> None:
@@ -44,33 +60,60 @@ def calibrate(
     num_pages: int,
     max_num_batched_tokens: int,
     seconds: float,
-) -> CostModel:
+) -> Calibration:
     """Measure steps of several sizes and learn from them: for about ``seconds``, since a step that would go beyond is
     left out, beside the smallest two, which always run. What is left out is learnt when requests come.
+
+    A busy machine disturbs upwards only, so that of each kind the least time counts, of rounds that lie apart; what is
+    cold at first (caches, memory never touched) falls out in the same way. Where even the two least of a kind differ
+    by much, or the fit does not meet what it was made from, the costs are not ``known`` before real steps were seen.
     """
     end = time.perf_counter() + seconds
-    context = min(CONTEXT, num_pages * PAGE_TOKENS)
-    small, most = min(WARM_UP_TOKENS, max_num_batched_tokens), min(LARGE_CHUNK, max_num_batched_tokens, context)
-    # A busy machine disturbs upwards only, and all else builds on these two.
-    decode, chunk = (
-        min(_measure(model, state, parts) for _ in range(ROUNDS)) for parts in ([(1, small - 1)], [(small, 0)])
+    context, most = min(CONTEXT, num_pages * PAGE_TOKENS), max_num_batched_tokens
+    small = min(WARM_UP_TOKENS, most)
+    decode: Kind = ((1, small - 1),)
+    chunk: Kind = ((small, 0),)
+    lone = [((min(n, most, context), 0),) for n in SIZES]
+    far = [((min(n, most, context // 2), context - min(n, most, context // 2)),) for n in FAR_SIZES]
+    kinds = dict.fromkeys([decode, chunk, ((1, context - 1),), decode * min(num_slots, 4), *lone, *far])
+    taken: dict[Kind, list[float]] = {
+        kind: [_measure(model, state, kind) for _ in range(ROUNDS - 1)] for kind in (decode, chunk)
+    }
+    first = guess(min(taken[decode]), min(taken[chunk]), small)
+    for _ in range(ROUNDS):
+        for kind in sorted(kinds, key=lambda kind: first.seconds(*_work(kind))):  # what is cheap before time is up
+            times = taken.setdefault(kind, [])
+            if time.perf_counter() + (min(times) if times else first.seconds(*_work(kind))) <= end:
+                times.append(_measure(model, state, kind))
+    least = {kind: min(times) for kind, times in taken.items() if times}
+    costs = CostModel(first)
+    for _ in range(ROUNDS):  # the prior, which is made from two of them, counts little beside that
+        for kind, best in least.items():
+            costs.observe(*_work(kind), best)
+    sure = _quiet(taken) and _exact(costs.cost, least)
+    if not sure:
+        costs.doubt()
+    target = quick_step([_curve(least, lone), _curve(least, far)], sure)
+    log.info(
+        "a step takes %s%s", told(costs.cost), "" if sure else "; measured on a busy machine, so not told to anyone"
     )
-    costs = CostModel(guess(decode, chunk, small))
-    kinds: list[list[Part]] = [
-        [(1, small - 1)],
-        [(small, 0)],
-        [(1, context - 1)],
-        [(1, small - 1)] * min(num_slots, 4),
-        [(small, context - small)],
-        [(min(256, most), 0)],
-        [(most, 0)],
-    ]
-    for parts in kinds * ROUNDS:
-        work = _work(parts)
-        if time.perf_counter() + costs.cost.seconds(*work) <= end:
-            costs.observe(*work, _measure(model, state, parts))
-    log.info("a step takes %s", told(costs.cost))
-    return costs
+    return Calibration(costs, target)
+
+
+def _curve(least: Mapping[Kind, float], kinds: Sequence[Kind]) -> Curve:
+    """What was measured of these kinds of one chunk, by tokens."""
+    return sorted({kind[0][0]: least[kind] for kind in kinds if kind in least}.items())
+
+
+def _quiet(taken: Mapping[Kind, Sequence[float]]) -> bool:
+    """Whether the least times of most kinds were met twice."""
+    ratios = [second / first for first, second, *_ in (sorted(times) for times in taken.values() if len(times) > 1)]
+    return not ratios or statistics.median(ratios) <= QUIET
+
+
+def _exact(cost: StepCost, least: Mapping[Kind, float]) -> bool:
+    """Whether a step costs about what it took."""
+    return statistics.median(abs(cost.seconds(*_work(kind)) / best - 1) for kind, best in least.items()) <= EXACT
 
 
 def guess(decode: float, chunk: float, tokens: int) -> StepCost:
@@ -84,9 +127,9 @@ def guess(decode: float, chunk: float, tokens: int) -> StepCost:
 def told(cost: StepCost) -> str:
     """The model in words."""
     return (
-        f"{cost.launch * 1e3:.3g} ms, {cost.decode * 1e3:.3g} ms a decoding sequence and "
-        f"{cost.context * 1e6:.3g} ms a 1,000 tokens of its context, {cost.token * 1e6:.3g} ms a 1,000 prompt tokens "
-        f"and {cost.pair * 1e9:.3g} ms more for each 1,000 tokens before them"
+        f"{seconds(cost.launch)}, {seconds(cost.decode)} a decoding sequence and {seconds(cost.context * 1e3)} a 1,000 "
+        f"tokens of its context, {seconds(cost.token * 1e3)} a 1,000 prompt tokens and {seconds(cost.pair * 1e6)} more "
+        "for each 1,000 tokens before them"
     )
 
 

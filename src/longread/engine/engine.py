@@ -46,7 +46,7 @@ class LocalEngine:
         self._reused: Counter[str] = Counter()  # tokens by tier
         self._misses: Counter[MissReason] = Counter()
         self._audit_due = False
-        self._scheduler.cost = core.costs.cost
+        self._scheduler.cost, self._scheduler.predicts = core.costs.cost, core.costs.known
 
     @property
     def info(self) -> EngineInfo:
@@ -112,7 +112,7 @@ class LocalEngine:
     def _learn(self, plan: Schedule, seconds: float) -> None:
         """Take note of what a step took, its schedule included."""
         self._core.costs.observe(plan.decodes, plan.chunks, seconds)
-        self._scheduler.cost = self._core.costs.cost
+        self._scheduler.cost, self._scheduler.predicts = self._core.costs.cost, self._core.costs.known
 
     def _run(self, grants: Sequence[Grant]) -> bool:
         """Model and sampler on what was granted. False: something broke in there; then the one request of this step
@@ -234,6 +234,7 @@ class LocalEngine:
             store_corrupt_records=tiers.corrupt if tiers is not None else 0,
             step_cost=self._core.costs.cost,
             step_cost_error=self._core.costs.error,
+            step_cost_known=self._core.costs.known,
         )
 
     @property

@@ -34,11 +34,13 @@ from longread.spec.engine import EngineInfo
 from longread.spec.errors import StoreError
 from longread.spec.model import ModelSpec
 from longread.spec.state import PAGE_TOKENS, cache_root, state_groups
+from longread.spec.step_target import StepTarget
 from longread.weights.reader import Checkpoint
 
 log = logging.getLogger(__name__)
 
 CALIBRATED_BYTES = 64 * 2**20  # of weights are worth a second of measuring; a toy's steps are over before it would be
+CALIBRATED_SECONDS = 1.5  # at most
 Progress = Callable[[int, int], None]  # (bytes read, bytes to read)
 
 
@@ -69,6 +71,18 @@ def load_resolved(path: Path, spec: ModelSpec, config: ResolvedConfig, progress:
     )
     disk = _open_store(spec, config, root, store)
     tiers = _tiers(config, cache, store, disk)
+    tokenizer = path / "tokenizer.json"
+    allocated = _tensor_bytes(model) + store.nbytes + (tiers.host.nbytes if tiers is not None else 0)
+    warm_up(model, store.views, config.num_slots)
+    calibration = calibrate(
+        model,
+        store.views,
+        num_slots=config.num_slots,
+        num_pages=config.num_pages,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        seconds=min(CALIBRATED_SECONDS, config.memory.weights / CALIBRATED_BYTES),
+    )
+    target = _step_target(config, calibration.target)
     scheduler = Scheduler(
         cache,
         max_num_seqs=config.max_num_seqs,
@@ -76,21 +90,10 @@ def load_resolved(path: Path, spec: ModelSpec, config: ResolvedConfig, progress:
         snapshot_interval=config.snapshot_interval,
         tiers=tiers,
         slo=config.slo,
-        step_target=config.step_target,
-    )
-    tokenizer = path / "tokenizer.json"
-    allocated = _tensor_bytes(model) + store.nbytes + (tiers.host.nbytes if tiers is not None else 0)
-    warm_up(model, store.views, config.num_slots)
-    costs = calibrate(
-        model,
-        store.views,
-        num_slots=config.num_slots,
-        num_pages=config.num_pages,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        seconds=min(1.0, config.memory.weights / CALIBRATED_BYTES),
+        step_target=target,
     )
     core = Core(
-        info=_info(spec, config, allocated, root),
+        info=_info(spec, config, allocated, root, target),
         runner=Runner(model, store.views),
         cache=cache,
         scheduler=scheduler,
@@ -101,7 +104,7 @@ def load_resolved(path: Path, spec: ModelSpec, config: ResolvedConfig, progress:
         draws=random.Random(config.seed),
         tiers=tiers,
         store=disk,
-        costs=costs,
+        costs=calibration.costs,
     )
     return LocalEngine(core)
 
@@ -131,7 +134,14 @@ def _model(spec: ModelSpec, weights: Mapping[str, Tensor], dtype: torch.dtype) -
     return DeepseekV4(spec, weights, dtype) if spec.family == "deepseek_v4" else DeepseekV3(spec, weights, dtype)
 
 
-def _info(spec: ModelSpec, config: ResolvedConfig, allocated_bytes: int, root: bytes) -> EngineInfo:
+def _step_target(config: ResolvedConfig, measured: StepTarget) -> StepTarget:
+    """What a step may take; where an SLO decides, ``resolve`` has written that into the configuration."""
+    if config.step_target == "auto":
+        return measured
+    return StepTarget(config.step_target, "as given" if config.slo is None or config.slo.step is None else "by --slo")
+
+
+def _info(spec: ModelSpec, config: ResolvedConfig, allocated_bytes: int, root: bytes, target: StepTarget) -> EngineInfo:
     return EngineInfo(
         model=config.served_model_name,
         max_model_len=config.max_model_len,
@@ -145,6 +155,8 @@ def _info(spec: ModelSpec, config: ResolvedConfig, allocated_bytes: int, root: b
         predicted_bytes=config.memory.total,
         allocated_bytes=allocated_bytes,
         cache_root=root,
+        step_target=target.seconds,
+        step_reason=target.reason,
     )
 
 

@@ -8,28 +8,30 @@ nothing for long. Of an owner's part, the prompt that arrived first gets half an
 remainder first: a short prompt passes beside a book, and every prompt becomes the oldest in the end.
 
 Patience. A long prompt hardly notices what a short one takes. So a prompt more than twice as long as the shortest of
-its class takes ``1/PATIENCE`` where it could claim more, until what has passed it is ``1/PATIENCE`` of its own length;
-from then on it takes its full claim. It is late by that little, and the short ones come as if it were not there.
+its class or a higher one takes ``1/PATIENCE`` where it could claim more, also of what the others leave: a step in which
+somebody waits for a first token is not filled up with a book. That ends when what has passed it is ``1/PATIENCE`` of
+its own length; from then on it takes its full claim. It is late by that little, and the short ones come as if it were
+not there.
 
-Size. Under a latency target a step carries as many prompt tokens as its predicted time allows, but always some: at
-least ``LEAST_TOKENS``, and as many as cost what starting a step costs, since smaller steps would mostly start.
+Size. A step carries as many prompt tokens as its target allows by its predicted time (``spec.step_target``), but always
+some: at least ``LEAST_TOKENS``, and as many as cost what starting costs, since smaller steps would mostly start. It may
+take longer where every prompt that is not held back ends with it: two steps would bring none of them earlier.
 """
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from longread.spec.cost import StepCost
 from longread.spec.engine import RequestClass
+from longread.spec.step_target import LEAST_TOKENS, Bounds, least_seconds
 
 LEVELS: tuple[RequestClass, ...] = ("interactive", "batch", "ingest")
 WEIGHTS = (16, 4, 1)  # of a step's prompt tokens, by level
 BYPASS_FACTORS = (1, 4, 16)  # how much more often a lower class may be passed before nobody passes it any more
 PATIENCE = 8
-LEAST_TOKENS = 64  # on a CPU they cost a sixth more each than 256 do (reader-v4), on a busy one far more
-LONE_TOKENS = 256  # of a prompt that nobody decodes or reads beside: smaller steps would spare nobody anything
 CLOSE = 0.97  # of a target is as good as all of it
 MOST_TRIES = 16
+MOST_WORTH = 1024  # tokens that starting a step may count as: a stall is no reason for impatience
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,21 +139,21 @@ def fit(
     demands: Sequence[Demand],
     decodes: tuple[int, int],
     cost: StepCost | None = None,
-    target: float | None = None,
+    within: Bounds | None = None,
     turn: int = 0,
 ) -> list[int]:
-    """As ``split``, of at most ``limit`` tokens, and fewer where the step would take longer than ``target`` seconds
-    beside ``decodes`` (rows, tokens of their contexts); never fewer than ``least_tokens``, for one prompt by itself
-    never fewer than ``LONE_TOKENS``.
+    """As ``split``, of at most ``limit`` tokens, and fewer where the step would take longer than ``within`` allows
+    beside ``decodes`` (rows, tokens of their contexts); never fewer than the least that is worth a step.
     """
+    if cost is None or within is None or within.target is None:
+        return split(limit, demands, turn)
+    demands, held = hold_back(demands)
     lengths = split(limit, demands, turn)
-    if cost is None or target is None:
-        return lengths
+    target = max(within.target, least_seconds(cost, decodes))
     above = cost.seconds(decodes, chunks(demands, lengths))
-    if above <= target:
+    if above <= target or (within.most is not None and above <= within.most and _all_end(demands, lengths, held)):
         return lengths
-    least = max(least_tokens(cost), LONE_TOKENS if len(demands) == 1 and not decodes[0] else 0)
-    low, high = min(least, sum(lengths)), sum(lengths)
+    low, high = min(LEAST_TOKENS, sum(lengths)), sum(lengths)
     lengths = split(low, demands, turn)
     below = cost.seconds(decodes, chunks(demands, lengths))
     # Time is nearly linear in the tokens, so that two or three tries by proportion are enough; every other one halves.
@@ -169,15 +171,38 @@ def fit(
     return lengths
 
 
+def hold_back(demands: Sequence[Demand]) -> tuple[Sequence[Demand], frozenset[int]]:
+    """The demands, where those that are held back want ``1/PATIENCE`` of the step together; and which these are."""
+    if not any(demand.patient for demand in demands):
+        return demands, frozenset()
+    shortest = [min((d.remaining for d in demands if d.level <= level), default=0) for level in range(len(LEVELS))]
+    held = frozenset(i for i, d in enumerate(demands) if d.patient and d.remaining > 2 * shortest[d.level])
+    if not held:
+        return demands, held
+    others = sum(demand.want for i, demand in enumerate(demands) if i not in held)
+    most = max(others // (PATIENCE - 1) // len(held), 1)
+    return [replace(d, want=min(d.want, most)) if i in held else d for i, d in enumerate(demands)], held
+
+
+def passed(total: int, length: int, cost: StepCost | None) -> int:
+    """Tokens by which a prompt is later for a step of ``total`` prompt tokens, ``length`` of them its own: starting a
+    step that is not filled for its sake counts, too.
+    """
+    per_token = cost.token if cost is not None else 0.0
+    worth = int((cost.launch + cost.chunk) / per_token) if cost is not None and per_token > 0 else 0
+    return max(total, min(worth, MOST_WORTH)) - length
+
+
+def _all_end(demands: Sequence[Demand], lengths: Sequence[int], held: frozenset[int]) -> bool:
+    """Whether every prompt but those held back has its last token in the step."""
+    return all(
+        i in held or length == demand.remaining for i, (demand, length) in enumerate(zip(demands, lengths, strict=True))
+    )
+
+
 def chunks(demands: Sequence[Demand], lengths: Sequence[int]) -> list[tuple[int, int]]:
     """(tokens, tokens before them) of each prompt that is in the step, as ``StepCost`` counts them."""
     return [(length, demand.prefix) for demand, length in zip(demands, lengths, strict=True) if length]
-
-
-def least_tokens(cost: StepCost) -> int:
-    """Prompt tokens that a step carries whatever its target is."""
-    worth = math.ceil(cost.launch / cost.token) if cost.token > 0 else 0
-    return max(LEAST_TOKENS, worth)
 
 
 def level_of(request_class: RequestClass, preemptions: int) -> int:

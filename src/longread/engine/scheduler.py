@@ -47,10 +47,10 @@ from longread.spec.cost import StepCost
 from longread.spec.engine import Standing, class_of
 from longread.spec.errors import CapacityError
 from longread.spec.state import PAGE_TOKENS, pages_for
+from longread.spec.step_target import StepTarget, bounds, current_target
 
 BYPASS_LIMIT = 64
 ADMISSION_WINDOW = 64  # waiting requests looked at in one step, so that a long queue costs the running ones nothing
-STEP_LAUNCHES = 10  # times the time of starting a step is the least target, so that starting costs a tenth at most
 HOLD_RATE = 0.1  # weight of the newest ended request in the mean time that one keeps its slot
 
 
@@ -79,9 +79,10 @@ class Schedule:
 class Scheduler:
     """Owns the waiting and the running entries. ``snapshot_interval``: tokens between snapshots inside a long prompt.
 
-    ``slo``: a step beside decodes takes at most its ``tpot``, and any its ``step`` or, where there is none,
-    ``step_target`` seconds, as far as ``cost`` can tell; ``cost`` is whoever drives the schedule's to set, None: steps
-    are as large as the budget. ``clock``: seconds, for what is told of waiting.
+    ``slo``: a step beside decodes takes at most its ``tpot``, and any its ``step`` or, where there is none, about the
+    ``step_target``'s seconds, as far as ``cost`` can tell; ``cost`` is whoever drives the schedule's to set, None:
+    steps are as large as the budget. ``predicts``: whether times may be told by it, too. ``clock``: seconds, for what
+    is told of waiting.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class Scheduler:
         snapshot_interval: int,
         tiers: Tiers | None = None,
         slo: Slo | None = None,
-        step_target: float | None = None,
+        step_target: StepTarget | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
         assert max_num_batched_tokens >= max_num_seqs  # else decodes alone could exceed the budget
@@ -103,7 +104,7 @@ class Scheduler:
         self._budget = max_num_batched_tokens
         self._interval = snapshot_interval
         self._slo = slo or Slo()
-        self._step_target = step_target
+        self._step_target = step_target or StepTarget(None, "")
         self._clock = clock
         self._entries: dict[str, Entry] = {}
         self._waiting = WaitingLines()
@@ -114,6 +115,7 @@ class Scheduler:
         self._steps = 0
         self._hold: float | None = None  # mean seconds that a request keeps its slot
         self.cost: StepCost | None = None
+        self.predicts = True
         self.preemptions = 0
 
     @property
@@ -189,7 +191,16 @@ class Scheduler:
         if not entry.running:
             order = self._waiting.order(len(self._waiting), BYPASS_LIMIT)
             ahead = order[: order.index(entry)]
-        outlook = Outlook(self.cost, self._budget, self._max_num_seqs, self._running, len(self._waiting), self._hold)
+        rows = sum(each.timeline.remaining == 1 for each in self._running)
+        outlook = Outlook(
+            self.cost if self.predicts else None,
+            self._budget,
+            self._max_num_seqs,
+            self._running,
+            len(self._waiting),
+            self._hold,
+            current_target(self._slo, self._step_target, self.cost, rows),
+        )
         return standing(entry, ahead, outlook, waited)
 
     def schedule(self) -> Schedule:
@@ -450,14 +461,15 @@ class Scheduler:
             plan.grants.append(Grant(timeline, 1))
         plan.decodes = (len(plan.grants), context)
         demands = [self._demand(entry) for entry in prompts]
-        limit, target = self._budget - plan.decodes[0], self._target(plan.decodes[0])
-        lengths = policy.fit(limit, demands, plan.decodes, self.cost, target, self._steps)
+        within = bounds(self._slo, self._step_target.seconds, self.cost, plan.decodes[0])
+        limit = self._budget - plan.decodes[0]
+        lengths = policy.fit(limit, demands, plan.decodes, self.cost, within, self._steps)
         plan.chunks = policy.chunks(demands, lengths)
         total = sum(lengths)
         for entry, demand, length in zip(prompts, demands, lengths, strict=True):
             entry.granted = length
             if length < demand.want:
-                entry.yielded += total - length
+                entry.yielded += policy.passed(total, length, self.cost)
             if length:
                 lease = entry.timeline.lease
                 assert lease is not None
@@ -475,12 +487,3 @@ class Scheduler:
             entry.owner,
             entry.yielded * policy.PATIENCE < entry.work,
         )
-
-    def _target(self, decodes: int) -> float | None:
-        """Seconds that the step may take; None: any."""
-        targets = [self._slo.tpot] if decodes else []
-        if self._slo.step is not None:
-            targets.append(self._slo.step)
-        elif self._step_target is not None and self.cost is not None:
-            targets.append(max(self._step_target, STEP_LAUNCHES * self.cost.launch))
-        return min((each for each in targets if each is not None), default=None)

@@ -10,11 +10,16 @@ from dataclasses import dataclass
 from longread.engine.waiting import Entry
 from longread.spec.cost import StepCost
 from longread.spec.engine import Phase, Standing, WaitReason
+from longread.spec.step_target import StepTarget
+
+NO_TARGET = StepTarget(None, "")
 
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What a prediction is made from. ``hold``: mean seconds that a request keeps its slot, None: none ended yet."""
+    """What a prediction is made from. ``cost`` None: not known yet. ``hold``: mean seconds that a request keeps its
+    slot, None: none ended yet. ``target``: of a step.
+    """
 
     cost: StepCost | None
     budget: int
@@ -22,6 +27,7 @@ class Outlook:
     running: Sequence[Entry]
     num_waiting: int
     hold: float | None
+    target: StepTarget = NO_TARGET
 
 
 def standing(entry: Entry, ahead: Sequence[Entry], outlook: Outlook, waited: float) -> Standing:
@@ -44,6 +50,9 @@ def standing(entry: Entry, ahead: Sequence[Entry], outlook: Outlook, waited: flo
         waited=waited,
         starts_in=starts,
         first_token_in=_first_token_in(entry, starts, outlook),
+        cost_known=outlook.cost is not None,
+        step_target=outlook.target.seconds,
+        step_reason=outlook.target.reason,
     )
 
 

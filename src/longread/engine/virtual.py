@@ -19,6 +19,7 @@ from longread.kv.cache import KVCache
 from longread.spec.config import Slo
 from longread.spec.cost import CostModel
 from longread.spec.state import PAGE_TOKENS, HashedTokens, StateGroup, hash_pages, pages_for
+from longread.spec.step_target import StepTarget
 
 ROOT = bytes(16)
 # With requests waiting, their turn may come for a reason that only the schedule knows: it is asked that often.
@@ -39,7 +40,7 @@ class Cost(Protocol):
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What the engine is given. ``snapshots``: rows of saved rings, 0 for a model without. ``context``: tokens of the
-    longest request, output included. ``slo``: what the schedule keeps its steps within.
+    longest request, output included. ``slo``, ``step_target``: what the schedule keeps its steps within.
     """
 
     pages: int
@@ -50,6 +51,7 @@ class Limits:
     context: int
     rings: bool = True
     slo: Slo | None = None
+    step_target: StepTarget | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -164,6 +166,7 @@ class VirtualEngine:
             max_num_batched_tokens=limits.max_num_batched_tokens,
             snapshot_interval=limits.snapshot_interval,
             slo=limits.slo,
+            step_target=limits.step_target,
             clock=lambda: self.now,
         )
         self.scheduler.cost = learnt.cost

@@ -17,6 +17,7 @@ from longread.plan.raw import decode_step, issue_seconds, prefill_step
 from longread.spec.cost import CostModel, StepCost
 from longread.spec.errors import ConfigError
 from longread.spec.state import PAGE_TOKENS
+from longread.spec.step_target import StepTarget, quick_step
 
 SNAPSHOT_INTERVAL = 32768
 
@@ -26,6 +27,7 @@ _WAITED = "issue of kernels"
 # Steps that a linear model is fitted to: sizes of chunks and of decode batches, each at each of the contexts.
 _FIT_CHUNKS = (256, 1024, 2048, 4096, 8192)
 _FIT_CONTEXTS = (1024, 16384, 131072, 524288)
+_LEAST_SIZE = 32  # of the chunks that decide how long a step should be
 
 
 class Table:
@@ -133,6 +135,14 @@ def calibrated(cost: Cost, limits: Limits) -> CostModel:
                 work = (rows, rows * before), ((size, before),)
                 model.observe(*work, cost.seconds(*work))
     return model
+
+
+def planned_step_target(cost: Cost, limits: Limits) -> StepTarget:
+    """What an engine would choose that measured steps of these costs: at the start of a prompt and in the middle of the
+    longest, where looking back is most of a token's work and less of a step is shared by its tokens.
+    """
+    sizes = [n for n in _doubling(limits.max_num_batched_tokens) if n >= _LEAST_SIZE]
+    return quick_step([[(n, cost.seconds((0, 0), ((n, at),))) for n in sizes] for at in (0, limits.context // 2)])
 
 
 def _through_points(cost: Cost, budget: int, rows: int, context: int) -> StepCost:

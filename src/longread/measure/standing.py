@@ -53,6 +53,12 @@ def lines(standing: Mapping[str, Any], named: bool = False) -> list[str]:
     expected = [("it starts", standing["starts_in_ms"]), ("the first token comes", standing["first_token_in_ms"])]
     if known := [f"{what} in about {_seconds(ms)}" for what, ms in expected if ms is not None]:
         told.append(f"  {' and '.join(known)}")
+    elif not standing.get("cost_known", True):
+        told.append("  when is not known yet: too few steps have been measured since the server was started")
+    if standing["reason"] == "step" and standing.get("step_target_ms") is not None:
+        told.append(
+            f"  a step should take {_seconds(standing['step_target_ms'])}: {printable(standing['step_reason'])}"
+        )
     return told
 
 

@@ -7,6 +7,7 @@ import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from longread.plan.machine import Machine
 from longread.plan.memory import memory_plan, page_bytes, slot_bytes
@@ -109,7 +110,7 @@ def resolve(options: EngineOptions, spec: ModelSpec, machine: Machine) -> Resolv
     )
 
 
-def _step_target(options: EngineOptions, choices: _Choices) -> float | None:
+def _step_target(options: EngineOptions, choices: _Choices) -> float | Literal["auto"] | None:
     """Seconds that a step may take; where an SLO decides, it says so."""
     slo, target = options.slo or Slo(), options.step_target
     if slo.step is not None:
@@ -117,11 +118,14 @@ def _step_target(options: EngineOptions, choices: _Choices) -> float | None:
         choices.note(
             "step_target", f"{target * 1e3:g}ms", "at most a quarter of the TTFT target: who comes waits for it"
         )
+    elif target == "auto":
+        choices.note("step_target", target, "chosen when the engine has measured its steps; said then")
     if slo.tpot is not None:
         reason = (
             "the TPOT target: beside decodes, a step takes as many prompt tokens as fit, by what steps are measured at"
         )
-        choices.note("decode_step_target", f"{min(slo.tpot, target or math.inf) * 1e3:g}ms", reason)
+        least = target if isinstance(target, float) else math.inf
+        choices.note("decode_step_target", f"{min(slo.tpot, least) * 1e3:g}ms", reason)
     return target
 
 

@@ -28,15 +28,12 @@ from longread.spec.cost import StepCost
 from longread.spec.engine import EngineInfo, FinishEvent, GenerationRequest, class_of
 from longread.spec.errors import AdmissionError, InvalidRequestError
 from longread.spec.state import PAGE_TOKENS
+from longread.spec.step_target import LEAST_TOKENS, bounds, least_seconds
 
 logger = logging.getLogger("longread.server")
 
 REASONS = ("queue_full", "queued_tokens", "predicted_wait", "deadline")
 REFERENCE_TOKENS = 4096  # the prompt that rates are told for; longer ones are read more slowly
-# Prompt tokens that a step carries whatever its target is, and the least target without an SLO in times of a step's
-# launch: near enough to the engine's policy and schedule, which the server may not import. A test holds them together.
-LEAST_TOKENS = 64
-STEP_LAUNCHES = 10
 LEAST_RATE = 1e-6
 OWNERS_PART = 8  # 1/8 of the queue is for others than the owner who fills it
 MAX_RETRY_SECONDS = 600
@@ -65,20 +62,12 @@ class Pace:
         prefix = REFERENCE_TOKENS // 2
         tokens = max(self.budget - self.decodes[0], 1)
         beside = self.cost.seconds(self.decodes)
-        target = self._target()
+        target = bounds(self.slo, self.step_target, self.cost, self.decodes[0]).target
         if target is not None:
-            least = max(LEAST_TOKENS, self.cost.launch / self.cost.token if self.cost.token > 0 else 0)
-            tokens = int(min(tokens, max(self.cost.tokens_within(target - beside, prefix), least)))
+            within = max(target, least_seconds(self.cost, self.decodes)) - beside
+            tokens = int(min(tokens, max(self.cost.tokens_within(within, prefix), LEAST_TOKENS)))
         seconds = self.cost.seconds(self.decodes, [(tokens, prefix)])
         return max(tokens / seconds, LEAST_RATE) if seconds > 0 else math.inf
-
-    def _target(self) -> float | None:
-        targets = [self.slo.tpot] if self.decodes[0] else []
-        if self.slo.step is not None:
-            targets.append(self.slo.step)
-        elif self.step_target is not None:
-            targets.append(max(self.step_target, STEP_LAUNCHES * self.cost.launch))
-        return min((each for each in targets if each is not None), default=None)
 
 
 class ReturnTimes:
@@ -99,20 +88,21 @@ class ReturnTimes:
 
 
 class Admission:
-    """The books of what was accepted, and the decision. ``slo``, ``step_target``: the engine's targets. ``limits`` may
-    be replaced at any time; what is in flight stays. ``clock``: seconds, for who was told when to come back.
+    """The books of what was accepted, and the decision. ``slo``: the engine's targets. ``limits`` may be replaced at
+    any time; what is in flight stays. ``clock``: seconds, for who was told when to come back.
+
+    While nobody knows what a step costs, nobody is refused for a time that is only guessed; counts of requests and
+    tokens hold, and who is refused for them is told that the time is not known, and to come back soon.
     """
 
     def __init__(
         self,
         limits: Limits | None = None,
         slo: Slo | None = None,
-        step_target: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
         self.limits = limits or Limits()
         self._slo = slo or Slo()
-        self._step_target = step_target
         self._returns = ReturnTimes(clock)
         self._backlog = Backlog()
         self._known = KnownPages()
@@ -232,6 +222,8 @@ class Admission:
                 f"{derived:,} prompt tokens before an interactive one (--slo ttft={self._slo.ttft:g}s at {rate:,.0f} "
                 f"tokens/s for prompts of {REFERENCE_TOKENS:,}, measured)"
             )
+        elif self._slo.ttft is not None and cost is None:
+            parts.append("prompt tokens before an interactive one are limited once it is known what steps take")
         elif limits.max_num_queued_tokens is None:
             parts.append("prompt tokens are not limited (no --slo ttft=, no --max-num-queued-tokens)")
         return "; ".join(parts)
@@ -252,7 +244,7 @@ class Admission:
 
     def _pace(self, info: EngineInfo, cost: StepCost, idle: bool = False) -> Pace:
         decodes = (0, 0) if idle else (min(len(self._reading), info.max_num_seqs), self._context)
-        return Pace(cost, info.max_num_batched_tokens, decodes, self._slo, self._step_target)
+        return Pace(cost, info.max_num_batched_tokens, decodes, self._slo, info.step_target)
 
     def _wait(self, unread: Sequence[Unread], info: EngineInfo, cost: StepCost) -> tuple[float, float]:
         """Seconds until a call's first prompt is being read beside nothing that comes before it, and of these how many
@@ -280,7 +272,8 @@ class Admission:
             work = max(work, self._hold * len(unread) / info.max_num_seqs)
         wait = (seconds or 0.0) + self._returns.delay(work)
         retry = min(max(math.ceil(wait), 1), MAX_RETRY_SECONDS) if wait < math.inf else MAX_RETRY_SECONDS
-        return AdmissionError(f"{message}; try again in {retry} s", code=reason, retry_after=retry)
+        unknown = "; when there will be room is not known yet" if seconds is None else ""
+        return AdmissionError(f"{message}{unknown}; try again in {retry} s", code=reason, retry_after=retry)
 
     def _check_count(self, unread: Sequence[Unread], info: EngineInfo, cost: StepCost | None) -> None:
         queued, count = self.limits.max_num_queued_reqs, len(unread)

@@ -63,7 +63,7 @@ async def metrics(request: Request) -> Response:
     current = state.driver.current
     if current is not None:
         info, stats = current
-        state.metrics.queue(state.driver.admission.outlook(info, stats.step_cost))
+        state.metrics.queue(state.driver.admission.outlook(info, stats.known_cost))
     body = await asyncio.to_thread(state.metrics.render)
     return Response(body, headers={"Content-Type": CONTENT_TYPE})
 

@@ -77,6 +77,9 @@ def standing_json(standing: Standing, shared: bool) -> Json:
         "waited_ms": _ms(standing.waited),
         "starts_in_ms": _ms(standing.starts_in),
         "first_token_in_ms": _ms(standing.first_token_in),
+        "cost_known": standing.cost_known,
+        "step_target_ms": _ms(standing.step_target),
+        "step_reason": standing.step_reason,
     }
 
 

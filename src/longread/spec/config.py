@@ -62,7 +62,8 @@ class EngineOptions:
     fits. snapshot_interval: tokens between two saved ring snapshots of a long prompt. seed: of the engine's own draws.
     store: folder of the disk store (None: none), store_size: bytes it may take. host_cache_size: bytes of main memory
     for what is evicted from the device. slo: targets that the schedule keeps its steps within ("ttft=2s,tpot=50ms").
-    step_target: seconds that a step may take where slo says nothing shorter (None: any).
+    step_target: seconds that a step may take where slo says nothing shorter (None: any; "auto": chosen by what steps
+    are measured at when the engine starts).
     """
 
     model: str
@@ -80,7 +81,7 @@ class EngineOptions:
     store_size: int | None = None
     host_cache_size: int | None = None
     slo: Slo | None = None
-    step_target: float | None = None
+    step_target: float | Literal["auto"] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +149,7 @@ class ResolvedConfig:
     store_size: int = 0
     host_cache_size: int = 0
     slo: Slo | None = None
-    step_target: float | None = None
+    step_target: float | Literal["auto"] | None = None
 
 
 def from_mapping(values: Mapping[str, object]) -> EngineOptions:
@@ -253,6 +254,13 @@ def _seconds(name: str, value: object) -> float | None:
     return float(value)
 
 
+def step_target(name: str, value: object) -> float | Literal["auto"] | None:
+    """A duration, "none" for any, or "auto". Raises ConfigError."""
+    if value is None or value == "auto":
+        return value
+    return _seconds(name, value)
+
+
 def _flag(name: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise ConfigError(f"{name}: must be true or false, not {str(value)[:64]!r}")
@@ -275,5 +283,5 @@ _READERS: dict[str, Callable[[str, object], object]] = {
     "store_size": _auto(_count(1, parse_bytes)),
     "host_cache_size": _auto(_count(0, parse_bytes)),
     "slo": _auto(_slo),
-    "step_target": _auto(_seconds),
+    "step_target": step_target,
 }

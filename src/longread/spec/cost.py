@@ -16,6 +16,7 @@ from dataclasses import astuple, dataclass, fields
 
 FEATURES = 6
 _TINY = 1e-14
+_SURPRISE = 0.2  # of a step's predicted time that it was off by: solved again at once
 _EACH = 16  # observations after which a model that has settled is solved again; solving takes longer than observing
 
 
@@ -95,6 +96,7 @@ class CostModel:
     FAITH = 0.1  # of a step's whole time: what it must explain that a coefficient is twice its prior
     CLIP = 3.0
     COLD = 16  # first observations, which are not held against a prior that may be far off
+    REAL = 32  # observed steps of real load after which what is predicted may be told
 
     def __init__(self, prior: StepCost, *, memory: int = 256, prior_weight: float = 0.3):
         assert memory > 0 and prior_weight > 0
@@ -108,10 +110,20 @@ class CostModel:
         self._effective = 0.0  # observations, as they count by now
         self.observations = 0
         self.error = 0.0  # running mean of |measured / predicted - 1|, clipped like the observations
+        self._needed = 0  # observations until it is ``known``
+
+    @property
+    def known(self) -> bool:
+        """Whether predictions may be told to somebody who waits, not only used where being wrong costs little."""
+        return self.observations >= self._needed
+
+    def doubt(self) -> None:
+        """What was learnt so far was disturbed: not ``known`` before ``REAL`` more steps."""
+        self._needed = self.observations + self.REAL
 
     @property
     def cost(self) -> StepCost:
-        """The current model, as of at most ``_EACH`` observations ago."""
+        """The current model, as of at most ``_EACH`` observations ago that were not surprising."""
         if self._stale:
             self._cost = self._solve()
             self._stale = False
@@ -138,7 +150,8 @@ class CostModel:
             self._right[i] = self._right[i] * self._decay + weight * x[i] * seconds
         self.observations += 1
         self._effective = self._effective * self._decay + 1
-        self._stale = self.observations <= _EACH or self.observations % _EACH == 0
+        surprise = not predicted > 0 or abs(seconds / predicted - 1) > _SURPRISE
+        self._stale = surprise or self.observations <= _EACH or self.observations % _EACH == 0
 
     def _solve(self) -> StepCost:
         """The normal equations with the prior as a ridge; a coefficient that comes out negative is 0 for the others."""

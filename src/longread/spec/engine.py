@@ -186,6 +186,8 @@ class EngineInfo:
     predicted_bytes: int
     allocated_bytes: int
     cache_root: bytes = b""  # what the identity of every page begins with
+    step_target: float | None = None  # seconds that a step may take where no target of the SLO is shorter; None: any
+    step_reason: str = ""  # why these
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +221,12 @@ class EngineStats:
     store_corrupt_records: int = 0
     step_cost: StepCost | None = None  # as learnt so far; None: this engine measures nothing
     step_cost_error: float = 0.0  # mean of |measured / predicted - 1|
+    step_cost_known: bool = True  # whether times may be told by it
+
+    @property
+    def known_cost(self) -> StepCost | None:
+        """The cost that waiting times are told by; None: not known yet."""
+        return self.step_cost if self.step_cost_known else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,8 +236,9 @@ class Standing:
     ``reason``: it waits for its "turn" behind others, for "slots", for "pages", for a "prefix" that another request is
     computing, for a "load" from a slower tier, or only for its share of the next "step"; ``detail`` says so in one
     sentence with numbers and names no other request. ``position``: waiting requests before it. ``waited``: seconds
-    since it was submitted. ``starts_in``, ``first_token_in``: seconds as the step cost predicts them, None: not known,
-    or past.
+    since it was submitted. ``starts_in``, ``first_token_in``: seconds as the step cost predicts them, None: past, or
+    not known, as long as what steps cost is not ``cost_known``. ``step_target``: seconds that a step should take now
+    (None: any), and the ``step_reason``.
     """
 
     request_id: str
@@ -246,6 +255,9 @@ class Standing:
     waited: float
     starts_in: float | None = None
     first_token_in: float | None = None
+    cost_known: bool = True
+    step_target: float | None = None
+    step_reason: str = ""
 
 
 class Engine(Protocol):

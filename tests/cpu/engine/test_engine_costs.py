@@ -1,18 +1,21 @@
 """What steps cost: measured at the start within a bound, learnt from every step, kept from steps that broke."""
 
+import random
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from toy_model import RING_GROUPS, ToyModel, toy_engine
 
-from longread.engine.calibrate import calibrate, guess
+from longread.engine.calibrate import Calibration, calibrate, guess
 from longread.engine.load import load_engine
 from longread.kv.tensors import StateTensors
 from longread.models.inputs import StepInputs
 from longread.spec.config import EngineOptions, Slo
 from longread.spec.engine import GenerationRequest, SamplingParams
+from longread.spec.step_target import SHORTEST, UNSURE
 from longread.weights.fixture import write_fixture
 
 
@@ -37,10 +40,12 @@ class Timed(ToyModel):
         super().__init__(RING_GROUPS)
         self.launch, self.token, self.clock = launch, token, clock
         self.sizes: list[int] = []
+        self.busy: Callable[[int], float] = lambda step: 1.0  # a step takes so many times as long
 
     def forward(self, inputs: StepInputs, state) -> torch.Tensor:  # type: ignore[no-untyped-def]
         self.sizes.append(len(inputs.token_ids))
-        self.clock.now += self.launch + self.token * len(inputs.token_ids)
+        seconds = self.launch + self.token * len(inputs.token_ids)
+        self.clock.now += seconds * self.busy(len(self.sizes))
         return super().forward(inputs, state)
 
 
@@ -48,17 +53,21 @@ def state(pages: int = 16, slots: int = 4) -> dict[str, torch.Tensor]:
     return dict(StateTensors(RING_GROUPS, pages, slots, 2, torch.float32).views)
 
 
+def calibrated(model: Timed, seconds: float) -> Calibration:
+    return calibrate(model, state(), num_slots=4, num_pages=16, max_num_batched_tokens=1024, seconds=seconds)
+
+
 def test_calibration_finds_launch_and_tokens(clock: Clock) -> None:
     model = Timed(0.004, 2e-4, clock)
-    costs = calibrate(model, state(), num_slots=4, num_pages=16, max_num_batched_tokens=1024, seconds=1.5)
-    assert costs.observations >= 7
+    costs = calibrated(model, 1.5).costs
+    assert costs.observations >= 7 and costs.known
     assert costs.cost.seconds((0, 0), [(512, 0)]) == pytest.approx(0.004 + 512 * 2e-4, rel=0.35)
     assert costs.cost.seconds((1, 64)) == pytest.approx(0.0042, rel=0.6)
 
 
 def test_calibration_ends_in_time_and_says_something_anyhow(clock: Clock) -> None:
     model = Timed(0.02, 1e-3, clock)
-    costs = calibrate(model, state(), num_slots=4, num_pages=16, max_num_batched_tokens=1024, seconds=0.0)
+    costs = calibrated(model, 0.0).costs
     assert len(model.sizes) == 6
     assert costs.cost.seconds((0, 0), [(512, 0)]) == pytest.approx(0.02 + 512e-3, rel=0.6)
 
@@ -68,6 +77,48 @@ def test_calibration_fits_the_smallest_engines(pages: int, slots: int, budget: i
     model = Timed(0.0, 1e-4, clock)
     calibrate(model, state(pages, slots), num_slots=slots, num_pages=pages, max_num_batched_tokens=budget, seconds=0.1)
     assert max(model.sizes) <= max(budget, slots)
+
+
+def test_the_target_is_the_smallest_step_that_reads_nearly_at_the_best_rate(clock: Clock) -> None:
+    found = calibrated(Timed(0.006, 2e-4, clock), 5.0).target
+    # With 512 tokens a step takes 0.1084 s; 0.9 of that rate is reached by 170, in 0.0400.
+    assert found.seconds == pytest.approx(0.0400, rel=0.05)
+    assert "within 10% of the best rate" in found.reason and "512 in 108 ms" in found.reason
+    assert calibrated(Timed(0.0001, 1e-5, clock), 5.0).target.seconds == SHORTEST
+
+
+def test_a_machine_that_is_busy_now_and_then_changes_nothing(clock: Clock) -> None:
+    model, draw = Timed(0.006, 2e-4, clock), random.Random(2)
+    model.busy = lambda step: draw.choice((1.0, 1.02, 4.0))
+    found = calibrated(model, 9.0)
+    assert found.target.seconds == pytest.approx(0.0400, rel=0.1)
+    assert found.costs.cost.seconds((0, 0), [(400, 0)]) == pytest.approx(0.086, rel=0.35)
+
+
+def test_what_a_machine_measured_that_is_busy_throughout_is_not_told(clock: Clock) -> None:
+    model, draw = Timed(0.006, 2e-4, clock), random.Random(4)
+    model.busy = lambda step: draw.uniform(1, 30)
+    found = calibrated(model, 30.0)
+    assert not found.costs.known
+    assert SHORTEST <= found.target.seconds <= UNSURE and found.target.reason.endswith("on a busy machine")  # type: ignore[operator]
+    for i in range(found.costs.REAL):
+        assert not found.costs.known
+        found.costs.observe((0, 0), [(100 + i, 0)], 0.02)
+    assert found.costs.known
+
+
+def test_an_engine_tells_no_times_before_it_knows_them() -> None:
+    engine = toy_engine(num_pages=64, max_num_batched_tokens=64)
+    engine._core.costs.doubt()
+    engine._scheduler.predicts = engine._core.costs.known
+    engine.submit(GenerationRequest("book", tuple(2 + i % 90 for i in range(3000)), SamplingParams(max_tokens=1)))
+    for step in range(engine._core.costs.REAL):
+        engine.step()
+        standing, stats = engine.explain("book"), engine.stats()
+        assert standing is not None and standing.cost_known == (step + 1 == engine._core.costs.REAL)
+        assert (standing.first_token_in is not None) == standing.cost_known
+        assert (stats.known_cost is not None) == standing.cost_known and stats.step_cost is not None
+    engine.close()
 
 
 def test_a_guess_is_a_cost_whatever_was_measured() -> None:
@@ -117,7 +168,9 @@ def test_a_real_engine_knows_its_cost_and_explains_its_requests(tmp_path: Path) 
     first, second = engine.explain("first"), engine.explain("second")
     assert first is not None and first.phase == "decode" and first.computed_tokens == 300
     assert second is not None and (second.reason, second.request_class) == ("slots", "ingest")
-    assert second.first_token_in is not None and second.first_token_in > 0
+    # A busy machine's times are not told.
+    assert (second.first_token_in is not None) == second.cost_known == (engine.stats().known_cost is not None)
+    assert second.first_token_in is None or second.first_token_in > 0
     while engine.has_work():
         engine.step()
     assert engine.explain("first") is engine.explain("second") is None

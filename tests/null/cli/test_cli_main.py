@@ -177,7 +177,7 @@ def test_plan_takes_short_names(given: str, label: str) -> None:
 
 
 def test_serve_options_become_engine_and_server_options(tmp_path: Path) -> None:
-    assert engine_options(parse("serve", "ckpt")) == EngineOptions(model="ckpt", step_target=0.1)
+    assert engine_options(parse("serve", "ckpt")) == EngineOptions(model="ckpt", step_target="auto")
     bounded = engine_options(parse("serve", "ckpt", "--slo", "ttft=2s,tpot=50ms", "--step-target", "none"))
     assert (bounded.slo, bounded.step_target) == (Slo(2.0, 0.05), None)
     keys = tmp_path / "keys"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from schedule_bench import Bench, numbers
 
 from longread.engine import scheduler as scheduling
-from longread.engine.policy import BYPASS_FACTORS, least_tokens
+from longread.engine.policy import BYPASS_FACTORS
 from longread.engine.standing import Outlook, standing
 from longread.engine.waiting import Entry
 from longread.kv.chain import TokenChain
@@ -18,6 +18,7 @@ from longread.kv.transfer import Transfer
 from longread.spec.config import Slo
 from longread.spec.cost import StepCost
 from longread.spec.state import PAGE_TOKENS
+from longread.spec.step_target import LEAST_TOKENS
 
 BATCH, INGEST = 1, 100
 
@@ -236,7 +237,7 @@ def test_steps_stay_within_the_target_once_the_cost_is_known() -> None:
             assert cost.seconds(plan.decodes, plan.chunks) <= 0.030
             assert book.computed > before
             before = book.computed
-    assert seen and min(seen[:-1]) > least_tokens(cost), "the target is used"
+    assert seen and min(seen[:-1]) > LEAST_TOKENS, "the target is used"
     assert max(seen) < 300
     plan = bench.step()
     assert sum(n for n, _ in plan.chunks) > 300, "nobody decodes: nothing to keep it short for"

@@ -9,18 +9,19 @@ from hypothesis import strategies as st
 from longread.engine import policy
 from longread.engine.policy import (
     LEVELS,
-    LONE_TOKENS,
     PATIENCE,
     WEIGHTS,
     Demand,
     chunks,
     fit,
-    least_tokens,
+    hold_back,
     level_of,
+    passed,
     share,
     split,
 )
 from longread.spec.cost import StepCost
+from longread.spec.step_target import LEAST_TOKENS, Bounds, least_seconds
 
 WANTS = st.lists(st.tuples(st.integers(0, 900), st.sampled_from([1, 4, 8, 16])), max_size=9)
 COST = StepCost(launch=0.010, decode=0.001, context=1e-7, chunk=2e-4, token=2e-4, pair=5e-9)
@@ -128,42 +129,90 @@ def test_books_of_about_one_length_share_evenly() -> None:
 @given(
     limit=st.integers(1, 4096),
     wishes=demands(),
-    rows=st.integers(1, 64),
+    rows=st.integers(0, 64),
     target=st.floats(0.001, 2.0),
+    stretch=st.sampled_from([1, 2]),
     turn=st.integers(0, 9),
 )
 def test_a_step_stays_within_its_target_or_is_as_small_as_it_may_be(
-    limit: int, wishes: list[Demand], rows: int, target: float, turn: int
+    limit: int, wishes: list[Demand], rows: int, target: float, stretch: int, turn: int
 ) -> None:
     decodes = (rows, rows * 1000)
-    lengths = fit(limit, wishes, decodes, COST, target, turn)
-    assert all(0 <= n <= wish.want for n, wish in zip(lengths, wishes, strict=True))
-    total, wanted = sum(lengths), sum(wish.want for wish in wishes)
-    assert total <= limit
-    lone = LONE_TOKENS if len(wishes) == 1 and not rows else 0
-    least = min(limit, wanted, max(least_tokens(COST), lone))
-    assert total >= least
-    if total > least:
-        assert COST.seconds(decodes, chunks(wishes, lengths)) <= target
-    if COST.seconds(decodes, chunks(wishes, split(limit, wishes, turn))) <= target:
+    lengths = fit(limit, wishes, decodes, COST, Bounds(target, stretch * target), turn)
+    held_back, held = hold_back(wishes)
+    assert all(0 <= n <= wish.want for n, wish in zip(lengths, held_back, strict=True))
+    total, wanted = sum(lengths), sum(wish.want for wish in held_back)
+    assert min(limit, wanted, LEAST_TOKENS) <= total <= limit
+    seconds = COST.seconds(decodes, chunks(wishes, lengths))
+    least = max(target, least_seconds(COST, decodes))
+    if total > LEAST_TOKENS and seconds > least:
+        assert seconds <= stretch * target, "longer than its target, and than it may ever be"
+        assert all(i in held or n == wishes[i].remaining for i, n in enumerate(lengths)), "and somebody waits on"
+    if COST.seconds(decodes, chunks(wishes, split(limit, held_back, turn))) <= target:
         assert total == min(limit, wanted)
 
 
 @given(wishes=demands(), target=st.floats(0.03, 0.5))
 def test_a_target_is_used_and_not_only_kept(wishes: list[Demand], target: float) -> None:
     decodes = (4, 4000)
-    lengths = fit(100_000, wishes, decodes, COST, target)
+    lengths = fit(100_000, wishes, decodes, COST, Bounds(target, target))
     total = sum(lengths)
-    more = split(total + total // 8 + 2, wishes)
-    if sum(more) > total > least_tokens(COST):
+    held_back, _ = hold_back(wishes)
+    more = split(total + total // 8 + 2, held_back)
+    if sum(more) > total > LEAST_TOKENS:
         assert COST.seconds(decodes, chunks(wishes, more)) > target
 
 
 def test_without_a_cost_or_a_target_a_step_is_as_large_as_its_limit() -> None:
-    wishes = [Demand(5000, 5000)]
+    wishes, tight = [Demand(5000, 5000)], Bounds(0.001, 0.001)
     assert fit(2048, wishes, (1, 10)) == fit(2048, wishes, (1, 10), COST) == [2048]
-    assert fit(2048, wishes, (1, 10), None, 0.001) == [2048]
-    assert sum(fit(2048, wishes, (1, 10), COST, 0.001)) == least_tokens(COST) == 64
+    assert fit(2048, wishes, (1, 10), COST, Bounds()) == fit(2048, wishes, (1, 10), None, tight) == [2048]
+
+
+def test_a_step_without_room_carries_what_costs_as_much_as_starting_it() -> None:
+    """However deep the prompt is: where a token looks back at a book, fewer are worth a step."""
+    tight = Bounds(0.001, 0.001)
+    (near,) = fit(2048, [Demand(5000, 5000)], (1, 10), COST, tight)
+    assert near == pytest.approx((COST.launch + COST.chunk) / COST.token, rel=0.1)
+    deep = StepCost(launch=0.010, decode=0.001, chunk=2e-4, token=2e-4, pair=1e-8)
+    assert fit(2048, [Demand(5000, 5000, 90_000)], (1, 10), deep, tight) == [LEAST_TOKENS]
+
+
+BOOK = Demand(9000, 100_000, 30_000, patient=True)
+
+
+def test_a_step_that_brings_a_first_token_is_not_filled_with_a_book() -> None:
+    within = Bounds(0.1, 0.2)
+    assert fit(2048, [BOOK], (0, 0), COST, within)[0] > 200
+    book, chat = fit(2048, [BOOK, Demand(120, 120)], (0, 0), COST, within)
+    assert chat == 120 and book == 120 // (PATIENCE - 1)
+    batch = Demand(9000, 100_000, 30_000, level=1, patient=True)
+    assert fit(2048, [batch, Demand(120, 120)], (0, 0), COST, within) == [book, chat]
+    tired = Demand(9000, 100_000, 30_000)
+    assert fit(2048, [tired, Demand(120, 120)], (0, 0), COST, within)[0] > 100
+    assert fit(2048, [BOOK, Demand(120, 120, level=1)], (0, 0), COST, within)[0] > 100, (
+        "a lower class holds nobody back"
+    )
+
+
+def test_books_together_take_no_more_than_one() -> None:
+    lengths = fit(2048, [BOOK, BOOK, BOOK, Demand(210, 210)], (0, 0), COST, Bounds(0.1, 0.2))
+    assert lengths == [10, 10, 10, 210]
+
+
+def test_a_short_prompt_is_not_cut_in_two_where_nothing_is_promised() -> None:
+    chat = Demand(300, 300)  # 0.07 s, and the step's own target is 0.05
+    assert fit(2048, [chat], (0, 0), COST, Bounds(0.05, 0.1)) == [300]
+    assert fit(2048, [BOOK, chat], (0, 0), COST, Bounds(0.05, 0.1))[1] == 300
+    assert fit(2048, [chat], (1, 100), COST, Bounds(0.05, 0.05))[0] < 200, "others' tokens are promised every 0.05 s"
+    assert fit(2048, [Demand(900, 900)], (0, 0), COST, Bounds(0.05, 0.1))[0] < 200, "two targets do not hold it"
+
+
+def test_whoever_is_held_back_becomes_impatient_by_starts_of_steps_too() -> None:
+    assert passed(5, 1, COST) == int((COST.launch + COST.chunk) / COST.token) - 1
+    assert passed(900, 100, COST) == 800
+    assert passed(5, 1, None) == passed(5, 1, StepCost(launch=1.0)) == 4
+    assert passed(5, 1, StepCost(launch=1.0, token=1e-9)) == policy.MOST_WORTH - 1
 
 
 def test_a_preempted_request_rises_until_only_its_arrival_counts() -> None:

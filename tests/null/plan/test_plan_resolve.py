@@ -86,12 +86,18 @@ def test_every_open_value_has_a_reason_and_no_given_one() -> None:
 
 
 def test_targets_bound_the_step_and_are_said_to() -> None:
-    def told(**options: object) -> tuple[float | None, dict[str, str]]:
+    def told(**options: object) -> tuple[object, dict[str, str]]:
         config = resolve(EngineOptions("m", **options), TINY_V2, LAPTOP)  # type: ignore[arg-type]
         return config.step_target, {c.option: c.value for c in config.choices if "target" in c.option}
 
     assert told() == (None, {})
     assert told(step_target=0.1) == (0.1, {})
+    assert told(step_target="auto") == ("auto", {"step_target": "auto"})
+    assert told(step_target="auto", slo=Slo(tpot=0.05)) == (
+        "auto",
+        {"step_target": "auto", "decode_step_target": "50ms"},
+    )
+    assert told(step_target="auto", slo=Slo(ttft=1.0)) == (0.25, {"step_target": "250ms"})
     assert told(slo=Slo(ttft=1.0), step_target=0.4) == (0.25, {"step_target": "250ms"})
     assert told(slo=Slo(tpot=0.05), step_target=0.1) == (0.1, {"decode_step_target": "50ms"})
     assert told(slo=Slo(2.0, 0.05)) == (0.5, {"step_target": "500ms", "decode_step_target": "50ms"})

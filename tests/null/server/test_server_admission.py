@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from longread.engine import policy, scheduler
+from longread.engine import policy
 from longread.server import admission as admitting
 from longread.server.admission import SPREAD_SECONDS, Admission, Pace
 from longread.server.backlog import WEIGHTS, Backlog, KnownPages, Unread
@@ -21,6 +21,7 @@ from longread.spec.engine import FinishEvent, GenerationRequest, RequestTimes, c
 from longread.spec.errors import AdmissionError, InvalidRequestError
 from longread.spec.reuse import Reuse
 from longread.spec.state import PAGE_TOKENS, HashedTokens, hash_pages
+from longread.spec.step_target import bounds
 
 COST = StepCost(launch=1e-3, decode=1e-4, token=1e-4)
 INFO = replace(FakeEngine(max_num_seqs=1000).info, max_num_batched_tokens=2048)
@@ -44,8 +45,20 @@ def end(name: str, times: RequestTimes | None = None, reuse: Reuse | None = None
 
 def test_it_counts_as_the_schedule_does() -> None:
     assert dict(zip(policy.LEVELS, policy.WEIGHTS, strict=True)) == WEIGHTS
-    assert policy.LEAST_TOKENS / 2 <= admitting.LEAST_TOKENS <= 2 * policy.LEAST_TOKENS
-    assert scheduler.STEP_LAUNCHES / 2 <= admitting.STEP_LAUNCHES <= 2 * scheduler.STEP_LAUNCHES
+
+
+def test_the_pace_is_that_of_the_steps_that_the_schedule_makes() -> None:
+    cost = StepCost(launch=0.01, decode=1e-3, chunk=1e-3, token=2e-4, pair=1e-8)
+    for slo, target, rows in (
+        (Slo(), 0.1, 0),
+        (Slo(tpot=0.08), None, 8),
+        (Slo(ttft=0.4), 0.03, 2),
+        (Slo(tpot=1e-3), None, 4),
+    ):
+        decodes, prompt = (rows, 1000 * rows), policy.Demand(50_000, 50_000, admitting.REFERENCE_TOKENS // 2)
+        (tokens,) = policy.fit(4096, [prompt], decodes, cost, bounds(slo, target, cost, rows))
+        rate = tokens / cost.seconds(decodes, [(tokens, prompt.prefix)])
+        assert Pace(cost, 4096, decodes, slo, target).rate() == pytest.approx(rate, rel=0.1)
 
 
 class World:
@@ -150,7 +163,7 @@ timeouts = st.sampled_from([None, 1e-6, 1.0, 86400.0])
 def test_whatever_is_measured_and_asked_for_it_accepts_or_says_when(
     cost: StepCost | None, limits: Limits, slo: Slo, step_target: float | None, arrivals: list, slots: int
 ) -> None:
-    admission, info = Admission(limits, slo, step_target), replace(INFO, max_num_seqs=slots)
+    admission, info = Admission(limits, slo), replace(INFO, max_num_seqs=slots, step_target=step_target)
     assert admission.told(info, cost)
     for i, (length, kind, owner) in enumerate(arrivals):
         wanted = request(f"r{i}", length, PRIORITIES[kind], owner)
@@ -399,10 +412,10 @@ def test_the_pace_beside_decodes_and_under_a_target() -> None:
     short = Pace(COST, 2048, (100, 0), Slo(tpot=0.05)).rate()
     assert short == pytest.approx(390 / 0.05, rel=0.01)
     assert Pace(COST, 2048, (0, 0), Slo(tpot=0.05)).rate() == idle
-    assert Pace(COST, 2048, (100, 0), Slo(tpot=1e-6)).rate() == pytest.approx(64 / (1e-3 + 100e-4 + 64e-4))
+    assert Pace(COST, 2048, (100, 0), Slo(tpot=1e-6)).rate() == pytest.approx(16 / (1e-3 + 100e-4 + 16e-4))
     assert Pace(COST, 2048, slo=Slo(ttft=0.2)).rate() == pytest.approx(490 / 0.05, rel=0.01)  # a quarter of it
     assert Pace(COST, 2048, step_target=0.03).rate() == pytest.approx(290 / 0.03, rel=0.01)
-    assert Pace(COST, 2048, step_target=1e-6).rate() == pytest.approx(90 / 0.01, rel=0.01)
+    assert Pace(COST, 2048, step_target=1e-6).rate() == pytest.approx(40 / 0.005, rel=0.01)  # five times the launch
     assert Pace(StepCost(), 2048).rate() == float("inf")
 
 

@@ -146,9 +146,9 @@ def test_what_is_no_target_is_refused_by_name(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given_", "seconds"), [("none", None), ("auto", None), (".5s", 0.5), (2, 2.0), ("1 min", 60.0)]
+    ("given_", "seconds"), [("none", None), ("auto", "auto"), (None, None), (".5s", 0.5), (2, 2.0), ("1 min", 60.0)]
 )
-def test_a_steps_target_is_a_duration_or_none(given_: object, seconds: float | None) -> None:
+def test_a_steps_target_is_a_duration_or_none(given_: object, seconds: object) -> None:
     assert from_mapping({"model": "m", "step_target": given_}).step_target == seconds
 
 

@@ -94,5 +94,11 @@ class Workers:
     def _check_same(self, info: EngineInfo) -> None:
         """What was promised to clients and what their prompts were hashed for must hold for each engine."""
         first = self._first = self._first or info
-        if replace(info, allocated_bytes=first.allocated_bytes) != first:
+        measured = replace(
+            info,
+            allocated_bytes=first.allocated_bytes,
+            step_target=first.step_target,
+            step_reason=first.step_reason,
+        )
+        if measured != first:
             raise ConfigError("the checkpoint or the machine has changed since the server was started: start it again")

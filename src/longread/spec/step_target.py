@@ -1,0 +1,115 @@
+"""How long a step may be: one rule for the schedule, for admission, which predicts the schedule, and for the simulator.
+
+Knows targets, what a step costs, and what steps of several sizes were measured at. Must not know prompts or clocks.
+
+Whoever comes waits for the end of the running step, so steps should be short; but starting one costs, so short ones
+read more slowly. Where the user leaves the choice open, a step is as long as the smallest chunk that is still read
+within ``LOSS`` of the best rate. That is measured at several sizes and not derived from a linear cost: on a GPU a step
+takes the same time up to some hundred tokens, on a CPU the threads' barriers cost what they cost.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from longread.spec.config import Slo
+from longread.spec.cost import StepCost
+
+LOSS = 0.1  # of the best rate; what the engine does between two steps takes some percent more
+SHORTEST, LONGEST = 0.03, 0.25  # seconds; nobody notices less, and more would be felt whatever it gains
+UNSURE = 0.1  # at most so long where the machine was too busy to be measured
+STEP_LAUNCHES = 5  # times the time of starting a step is the least target: machines become busy later, too
+STRETCH = 2  # times its target a step may take where every prompt that is waited for ends with it
+LEAST_TOKENS = 16  # of prompts in a step, whatever its target is
+
+Curve = Sequence[tuple[int, float]]  # (tokens, seconds) of steps of one chunk, all behind equally many tokens
+
+
+@dataclass(frozen=True, slots=True)
+class StepTarget:
+    """``seconds`` that a step may take (None: any), and why."""
+
+    seconds: float | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Of one step, in seconds: what it should take, and the ``most`` it may take if it brings all first tokens that are
+    waited for. None: any.
+    """
+
+    target: float | None = None
+    most: float | None = None
+
+
+def bounds(slo: Slo, step_target: float | None, cost: StepCost | None, rows: int) -> Bounds:
+    """The bounds of a step beside ``rows`` decoding rows: the SLO's targets are promises, the step's own is none."""
+    promised = [slo.tpot] if rows and slo.tpot is not None else []
+    if slo.step is not None:
+        promised.append(slo.step)
+    if slo.step is not None or step_target is None:
+        most = min(promised, default=None)
+        return Bounds(most, most)
+    own = max(step_target, STEP_LAUNCHES * cost.launch if cost is not None else 0.0)
+    return Bounds(min((own, *promised)), min((STRETCH * own, *promised)))
+
+
+def least_seconds(cost: StepCost, decodes: tuple[int, int]) -> float:
+    """What a step with a prompt takes whatever its target is: as much for the prompt as for starting both."""
+    return cost.seconds(decodes) + 2 * cost.chunk + cost.launch
+
+
+def quick_step(curves: Sequence[Curve], sure: bool = True) -> StepTarget:
+    """The target by measured curves, each of ascending sizes: long enough for each of them. ``sure``: the machine was
+    quiet enough to be measured. Without any curve, or where time is not measurable, the least.
+    """
+    seconds, told = 0.0, ""
+    for curve in curves:
+        if len(curve) < 2 or any(taken <= 0 for _, taken in curve):
+            continue
+        size, taken = _smallest_quick(curve)
+        if taken > seconds:
+            seconds = taken
+            told = f"{size:,} tokens in {taken * 1e3:.0f} ms, against {curve[-1][0]:,} in {curve[-1][1] * 1e3:.0f} ms"
+    found = min(max(seconds, SHORTEST), LONGEST if sure else UNSURE)
+    if not told:
+        return StepTarget(found, "steps take no time that could be measured")
+    reason = f"the smallest step that reads within {LOSS:.0%} of the best rate: {told}, measured at the start"
+    if found != seconds:
+        reason += f"; at least {SHORTEST * 1e3:g} ms" if found > seconds else f"; at most {found * 1e3:g} ms"
+    return StepTarget(found, reason if sure else reason + ", on a busy machine")
+
+
+def _smallest_quick(curve: Curve) -> tuple[int, float]:
+    """(tokens, seconds) of the smallest step within ``LOSS`` of the curve's best rate, linear between its points. A
+    larger step that was faster shows that a smaller one was disturbed.
+    """
+    points = list(curve)
+    for i in range(len(points) - 2, -1, -1):
+        points[i] = points[i][0], min(points[i][1], points[i + 1][1])
+    least = (1 - LOSS) * max(size / taken for size, taken in points)
+    before: tuple[int, float] | None = None
+    for size, taken in points:
+        if size / taken >= least:
+            break
+        before = size, taken
+    if before is None:
+        return size, taken
+    # Where the line between the two points reaches the rate: n = least * t(n).
+    slope = (taken - before[1]) / (size - before[0])
+    exact = least * (before[1] - slope * before[0]) / (1 - least * slope)
+    return round(exact), exact / least
+
+
+def current_target(slo: Slo, step_target: StepTarget, cost: StepCost | None, rows: int) -> StepTarget:
+    """What bounds a step beside ``rows`` decoding rows now, and why."""
+    target = bounds(slo, step_target.seconds, cost, rows).target
+    if target is None or cost is None:
+        return StepTarget(None, step_target.reason)
+    if rows and target == slo.tpot:
+        return StepTarget(target, "the TPOT target of --slo")
+    if target == slo.step:
+        return StepTarget(target, "a quarter of the TTFT target of --slo")
+    if target != step_target.seconds:
+        return StepTarget(target, f"{STEP_LAUNCHES} times what starting a step takes by now")
+    return StepTarget(target, step_target.reason)
