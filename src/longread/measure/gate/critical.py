@@ -19,11 +19,13 @@ _UNITS = (
     "毫克|微克|克|千克|公斤|毫升|升|国际单位|单位|米|厘米|毫米|公里|千米|摄氏度|千帕|兆帕|伏|安|赫兹"
 )
 _MONTHS = "January|February|March|April|May|June|July|August|September|October|November|December"
+# ASCII: a Chinese character before a digit is no part of its number.
 _DATE = re.compile(
-    rf"\b\d{{1,2}} (?:{_MONTHS})(?: \d{{4}})?\b|\b\d{{4}}-\d{{2}}-\d{{2}}\b|(?:\d{{4}}年)?\d{{1,2}}月\d{{1,2}}日"
+    rf"\b\d{{1,2}} (?:{_MONTHS})(?: \d{{4}})?\b|\b\d{{4}}-\d{{2}}-\d{{2}}\b|(?:\d{{4}}年)?\d{{1,2}}月\d{{1,2}}日",
+    re.ASCII,
 )
-_CODE = re.compile(r"(?<![\w-])(?:[A-Z]{1,5}-?\d{2,}[A-Z0-9-]*|\d{2,}-[A-Z]{1,5})(?![\w-])")
-_NUMBER = re.compile(rf"(?<![\w.,])[-+−]?\d+(?:[.,]\d+)*(?:\s?(?:{_UNITS})(?![A-Za-z]))?")
+_CODE = re.compile(r"(?<![\w-])(?:[A-Z]{1,5}-?\d{2,}[A-Z0-9-]*|\d{2,}-[A-Z]{1,5})(?![\w-])", re.ASCII)
+_NUMBER = re.compile(rf"(?<![\w.,])[-+−]?\d+(?:[.,]\d+)*(?:\s?(?:{_UNITS})(?![A-Za-z]))?", re.ASCII)
 _NAME = re.compile(r"\b(?:Dr|Mr|Mrs|Ms|Prof)\.? [A-Z]\w+(?: [A-Z]\w+)?|\bPort [A-Z]\w+")
 _PARTY = re.compile(
     r"\b(?:Supplier|Customer|Buyer|Seller|Owner|Operator|Landlord|Tenant|Lender|Borrower|Licensor|Licensee|Contractor|"
@@ -33,7 +35,7 @@ _PARTY = re.compile(
 _NEGATION = re.compile(
     r"\b(?:not|no|never|none|neither|nor|without|cannot|except|unless|prohibited|forbidden|n't)\b|n't\b|"
     r"不得|不应|不可|不能|不须|不必|无需|无须|禁止|严禁|未|没有|不|非|除外",
-    re.IGNORECASE,
+    re.IGNORECASE | re.ASCII,
 )
 _SPELLED = {"per cent": "percent", "%": "percent", "meter": "metre", "μg": "mcg", "µg": "mcg", "ug": "mcg", "ml": "mL"}
 _REFERENCE = re.compile(r"\s?[(（][^()（）]*[)）]")  # "(clause 4.2)": where it stands is no value

@@ -12,15 +12,14 @@ from typing import Literal
 
 from longread.measure.gate import clauses
 from longread.measure.gate.critical import values_of
-from longread.measure.reading import Question, write
+from longread.measure.reading import Document, Question, write
 
 Style = Literal["plain", "instructed"]
 VERSION = 1  # raise when the same seed gives other asks
 FORMS = (("en", "contract"), ("zh", "statute"), ("en", "table"), ("zh", "contract"))
 DEPTHS = (0.1, 0.35, 0.65, 0.9, 0.2, 0.5, 0.8, 0.0)  # aimed at in turn
-KINDS = ("single", "multi-key", "multi-value", "absent")
 SINGLES, PER_KIND = 4, {"multi-key": 1, "multi-value": 1, "absent": 2}
-OFFERED = 96  # questions that the asked ones are taken from
+OFFERED = 64  # singles that those near the wanted depths are taken from
 CUTS = 8  # places of a document where the next token of its own text is looked at
 CLAUSES = 8  # asks about a document of clauses
 ANSWER_TOKENS, CLAUSE_TOKENS, COPY_TOKENS = 96, 48, 512
@@ -152,8 +151,7 @@ def _reading(paper: Paper, style: Style, cuts: bool) -> Iterator[GateAsk]:
     text = document.text
     if cuts:
         yield from _cuts(paper, text)
-    offered = document.questions(OFFERED, seed=1, kinds=KINDS)
-    for at, question in enumerate(_chosen(offered, [document.depth(q) for q in offered], paper.turn)):
+    for at, question in enumerate(_chosen(document, paper.turn)):
         absent = question.kind == "absent"
         yield GateAsk(
             f"{paper.key}/{question.kind}-{at}",
@@ -171,9 +169,9 @@ def _reading(paper: Paper, style: Style, cuts: bool) -> Iterator[GateAsk]:
         yield _copy(paper, [line.text for line in document.lines])
 
 
-def _chosen(offered: Sequence[Question], depths: Sequence[float], turn: int) -> list[Question]:
+def _chosen(document: Document, turn: int) -> list[Question]:
     """Singles near the depths whose turn it is, and the other kinds as they come."""
-    left = [(depth, question) for depth, question in zip(depths, offered, strict=True) if question.kind == "single"]
+    left = [(document.depth(question), question) for question in document.questions(OFFERED, 1, ("single",))]
     chosen = []
     for at in range(min(SINGLES, len(left))):
         aim = DEPTHS[(turn * SINGLES + at) % len(DEPTHS)]
@@ -181,7 +179,7 @@ def _chosen(offered: Sequence[Question], depths: Sequence[float], turn: int) -> 
         left.remove(nearest)
         chosen.append(nearest[1])
     for kind, count in PER_KIND.items():
-        chosen += [question for question in offered if question.kind == kind][:count]
+        chosen += document.questions(count, 2, (kind,))
     return chosen
 
 

@@ -1,0 +1,60 @@
+"""The gate against bundled readers with faults planted into their engines: two small ones here, all of them by
+``benchmarks/planted_faults.py``.
+"""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+import torch
+from planted_faults import HARMLESS, NONE, fault_of, faulty_server
+
+from longread.measure.gate.profiles import built_in
+from longread.measure.gate.record import Sayings
+from longread.measure.gate.run import Outcome, Settings, Watch, make_base, run_gate
+
+LENGTH, DOCUMENTS, PAGES = 512, 3, 24
+
+
+def settings(address: str, levels: tuple[int, ...]) -> Settings:
+    return Settings(address, lengths=(LENGTH,), documents=DOCUMENTS, levels=levels, seconds=240, concurrency=2)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def base() -> Sayings:
+    with faulty_server(NONE, 2048, PAGES) as address:
+        found = asyncio.run(make_base(settings(address, (1, 2, 4)), None, Watch()))
+    assert found.complete
+    return found
+
+
+def gate(name: str, base: Sayings | None, levels: tuple[int, ...]) -> Outcome:
+    with faulty_server(fault_of(name), 2048, PAGES) as address:
+        return asyncio.run(run_gate(settings(address, levels), built_in("lossless"), base, Watch()))
+
+
+def failed(outcome: Outcome) -> set[str]:
+    return {f.name for level in outcome.levels for f in level.findings if f.verdict == "FAIL"}
+
+
+def test_a_swapped_expert_fails_by_its_likelihood(base: Sayings) -> None:
+    outcome = gate("swapped expert", base, (1,))
+    assert outcome.verdict == "FAIL" and "kl_mean at 512" in failed(outcome)
+
+
+def test_another_chunk_size_passes(base: Sayings) -> None:
+    outcome = gate(HARMLESS[0].name, base, (1, 4))
+    assert not failed(outcome) and outcome.levels[0].verdict == "PASS", outcome.levels
+
+
+def test_an_ignored_temperature_fails_and_the_rest_of_exactness_holds() -> None:
+    outcome = gate("temperature ignored", None, (0,))
+    assert failed(outcome) == {"temperature 0.5"}, outcome.levels
