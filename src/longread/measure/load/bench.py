@@ -60,8 +60,33 @@ class Job:
     metadata: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What came out. ``document``: the result file's content; ``path``: where it was written, if anywhere."""
+
+    summary: Summary
+    document: dict[str, Any]
+    warnings: list[str]
+    calibration: Calibration | None
+    path: Path | None
+
+
 def bench(job: Job) -> int:
-    """Run it; returns the exit code: 0, 1 where nothing was answered, 130 where it was interrupted.
+    """Measure and show; returns the exit code: 0, 1 where nothing was answered, 130 where it was interrupted.
+
+    Raises what ``measure`` raises.
+    """
+    done = measure(job)
+    show(done.summary, done.calibration, done.warnings)
+    if done.path is not None:
+        print(f"written: {done.path} and {lines_path(done.path).name}")
+    if done.summary.run.partial and job.limits.seconds == math.inf:
+        return INTERRUPTED
+    return 0 if done.summary.completed else 1
+
+
+def measure(job: Job) -> Measured:
+    """Run it, count, and write the files.
 
     Raises ConfigError before any request is sent where something does not fit, LongreadError where the server does not
     answer at all.
@@ -73,30 +98,24 @@ def bench(job: Job) -> int:
     target = replace(target, model=job.model or only_model(job.base_url, look(target)))
     target = replace(target, backend=job.backend or _backend(workload, job.endpoint))
     path = job.output(target, schedule) if callable(job.output) else job.output
-    measured = _measured(job, target, schedule, workload, path)
-    run_, before, after, calibration = measured
+    ended, before, after, calibration = _measured(job, target, schedule, workload, path)
     if count is not None:
-        count_outputs(run_.outcomes, count)
-        count_prompts(run_.outcomes, workload.asks, count)
-    summary = summarise(run_, job.wanted)
+        count_outputs(ended.outcomes, count)
+        count_prompts(ended.outcomes, workload.asks, count)
+    summary = summarise(ended, job.wanted)
     said = warnings(summary, calibration)
-    show(summary, calibration, said)
+    own = block(
+        summary,
+        provenance=_provenance(job, target, schedule, workload, ended),
+        server=facts(job.base_url, before, after, ended.duration),
+        calibration=calibration,
+        warnings=said,
+        requests_file=lines_path(path).name if path is not None else None,
+    )
+    document = {**_vllm(job, target, schedule, summary), **flat(summary), **_detail(job, ended), "longread": own}
     if path is not None:
-        server = facts(job.base_url, before, after, run_.duration)
-        written = block(
-            summary,
-            provenance=_provenance(job, target, schedule, workload, run_),
-            server=server,
-            calibration=calibration,
-            warnings=said,
-            requests_file=lines_path(path).name,
-        )
-        document = {**_vllm(job, target, schedule, summary), **flat(summary), **_detail(job, run_), "longread": written}
         write_atomically(path, document)
-        print(f"written: {path} and {lines_path(path).name}")
-    if run_.partial and len(run_.outcomes) < run_.planned:
-        return INTERRUPTED if job.limits.seconds == math.inf else 0
-    return 0 if summary.completed else 1
+    return Measured(summary, document, said, calibration, path)
 
 
 def _backend(workload: Workload, endpoint: str | None) -> Backend:

@@ -22,12 +22,12 @@ from longread.plan.tables import console, print_records
 EVERY = 10.0  # seconds between lines where nobody watches a bar
 NAMES = {
     "ttft": "TTFT",
-    "ttfc": "first chunk (with the role chunk)",
-    "ttfrt": "first reasoning token",
-    "ttfat": "first answer token",
+    "ttfc": "first chunk",
+    "ttfrt": "1st reasoning",
+    "ttfat": "1st answer",
     "tpot": "TPOT",
-    "itl": "gap between chunks",
-    "e2el": "E2E latency",
+    "itl": "chunk gap",
+    "e2el": "E2E",
 }
 
 
@@ -122,6 +122,8 @@ def show(summary: Summary, calibration: Calibration | None, warnings: Sequence[s
         out.print(f"[bold]{escape(kind)}[/bold]: {told.completed:,} of {told.requests:,} answered")
         print_records(out, names, [_row(name, each, percents) for name, each in told.estimates.items()])
     _footnotes(out, summary)
+    if "ttfc" in summary.estimates:
+        out.print("  TTFT is to the first text; the first chunk may be an empty one with the role", soft_wrap=True)
     out.print(f"  {'client':<34} {_client(summary, calibration)}", soft_wrap=True)
     for text in summary.missing:
         out.print(f"missing: {escape(text)}", soft_wrap=True)
