@@ -145,6 +145,14 @@ def test_batch_prefix_hit_next_turn_and_slot_reuse(case: Case) -> None:
         assert_equal(case, prompt, tokens[name])
 
 
+def test_landing_inside_what_was_one_step(case: Case) -> None:
+    engine, text = case.engine(batched=1024), case.prompt(700, seed=1)
+    for tokens, computed in ((text, 700), *(([*text[:point], 7, 8, 9], 3) for point in (699, 512, 256))):
+        with engine.session() as session:
+            assert session.sync(tokens) == computed
+            torch.testing.assert_close(session.logits, case.logits(tokens)[-1], atol=TOLERANCE, rtol=0)
+
+
 def test_preempted_and_resumed(case: Case) -> None:
     engine = case.engine(pages=4, seqs=2)
     prompts = {"old": case.prompt(490, seed=1), "young": case.prompt(215, seed=2)}

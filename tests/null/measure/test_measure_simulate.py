@@ -192,8 +192,7 @@ def test_a_lone_prompt_takes_what_the_planner_says(isl: int) -> None:
     limits, cost = two_h20()
     read, _ = cost.scales
     planned = sum(prefill(deployment(), isl).values()) * read.centre
-    uncut = replace(limits, rings=False)
-    assert alone(uncut, cost, isl, 1)[0] == pytest.approx(planned, rel=0.02)
+    assert alone(limits, cost, isl, 1)[0] == pytest.approx(planned, rel=0.02)
 
 
 def test_pipeline_stages_share_the_chunks() -> None:
