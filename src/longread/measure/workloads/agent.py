@@ -48,7 +48,7 @@ OPTIONS: Final = (
     Option("think_seconds", number(0, 3600), 0.0, "pause after an answer, as a tool or a person takes"),
     osl("256"),
     LANGUAGE,
-    Option("answers", yes, False, "put the server's own answers into the session, instead of written ones", True),
+    Option("answers", yes, False, "put the server's own answers into the session, instead of written ones"),
 )
 _WORDS: Final = {
     "en": {

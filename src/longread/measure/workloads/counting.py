@@ -6,6 +6,7 @@ the count of the whole by a few tokens in a million.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,14 @@ def counter(tokenizer: object) -> Counter:
         return Counter(_by_characters, False, label)
     if isinstance(tokenizer, str | Path):
         path = Path(tokenizer)
-        return _ours(_opened(path), str(path.name))
+        file = path / "tokenizer.json" if path.is_dir() else path
+        try:
+            found = file.stat()
+        except OSError as error:
+            raise _unreadable(file, error) from None
+        name = path.resolve()
+        label = name.name if path.is_dir() else name.parent.name
+        return _ours(_opened(file, found.st_mtime_ns, found.st_size), label or "tokenizer.json")
     if isinstance(tokenizer, Tokenizer):
         return _ours(tokenizer, "the given tokenizer")
     if not callable(getattr(tokenizer, "encode", None)):
@@ -48,20 +56,25 @@ def counter(tokenizer: object) -> Counter:
     return _foreign(tokenizer)
 
 
-def _opened(path: Path) -> Tokenizer:
-    file = path / "tokenizer.json" if path.is_dir() else path
+@lru_cache(2)
+def _opened(file: Path, changed: int, size: int) -> Tokenizer:
+    """A large vocabulary takes seconds to load, and a run asks for it several times."""
     try:
         # Only counted with: the ids of BOS and EOS, which a checkpoint's config gives, do not matter.
         tokenizer = Tokenizer(file.read_bytes(), bos_id=0, eos_id=0)
     except OSError as error:
-        raise ConfigError(
-            f"{file}: cannot be read ({error.strerror or error}); name a folder that has a tokenizer.json, or none: "
-            "lengths are then estimated from characters"
-        ) from None
+        raise _unreadable(file, error) from None
     except CheckpointError as error:
         raise ConfigError(f"{file}: {error}") from None
     tokenizer.hasten()
     return tokenizer
+
+
+def _unreadable(file: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"{file}: cannot be read ({error.strerror or error}); name a folder that has a tokenizer.json, or none: "
+        "lengths are then estimated from characters"
+    )
 
 
 def _ours(tokenizer: Tokenizer, label: str) -> Counter:

@@ -4,7 +4,8 @@ Knows files and their faults; each fault is named with its line. Everything is c
 
 JSON lines have ``prompt`` (text or token ids) or ``messages``, and may have ``max_tokens`` (or ``output_tokens``, as
 vLLM's custom dataset), ``expected`` (a text, or an object like :class:`Expected`), ``at`` (seconds), ``session``,
-``think_seconds``, ``key``, ``kind`` and ``extra`` (further body fields).
+``think_seconds``, ``key``, ``kind``, ``extra`` (further body fields) and ``answers`` (true: an assistant turn of null
+is filled with the session's own answer). It is what ``longread bench workload --output`` writes.
 """
 
 import hashlib
@@ -37,7 +38,7 @@ MAX_LINE = 1 << 26  # characters: some sixteen million tokens
 MAX_ID = (1 << 31) - 1
 FIELDS: Final = (
     *("prompt", "messages", "max_tokens", "output_tokens", "expected", "at", "session", "think_seconds", "key"),
-    *("kind", "extra", "isl"),
+    *("kind", "extra", "isl", "answers"),
 )
 OWN_BODY: Final = ("messages", "prompt", "model", "stream", "max_tokens", "max_completion_tokens")
 ROLES: Final = ("system", "developer", "user", "assistant", "tool")
@@ -159,9 +160,12 @@ def _ask(row: object, index: int, given: Settings) -> Ask:
     isl = row.get("isl")
     if isl is not None and (type(isl) is not int or isl < 1):
         raise ValueError(f"isl must be a whole number from 1, not {_told(isl)}")
+    own = row.get("answers", False)
+    if not isinstance(own, bool) or (own and ("messages" not in row or _text_of(row, "session") is None)):
+        raise ValueError("answers must be true or false, and true needs messages and a session")
     return Ask(
         key=_text_of(row, "key") or f"custom-{index}",
-        messages=_messages(row["messages"]) if "messages" in row else None,
+        messages=_messages(row["messages"], own) if "messages" in row else None,
         prompt=_prompt(row["prompt"]) if "prompt" in row else None,
         max_tokens=given["osl"].draw(Random((given["seed"] << 24) + index), index) if most is None else most,
         at=_seconds(row, "at"),
@@ -171,10 +175,11 @@ def _ask(row: object, index: int, given: Settings) -> Ask:
         isl=isl,
         expected=_expected(row.get("expected")),
         extra=_extra(row.get("extra")),
+        answers=own,
     )
 
 
-def _messages(value: object) -> tuple[dict[str, Any], ...]:
+def _messages(value: object, own: bool) -> tuple[dict[str, Any], ...]:
     if not isinstance(value, list) or not value:
         raise ValueError(f"messages must be a list of at least one message, not {_told(value)}")
     for place, message in enumerate(value):
@@ -186,7 +191,7 @@ def _messages(value: object) -> tuple[dict[str, Any], ...]:
         parts = isinstance(content, list) and all(
             isinstance(p, dict) and isinstance(p.get("type"), str) for p in content
         )
-        bare = content is None and message["role"] == "assistant" and message.get("tool_calls")
+        bare = content is None and message["role"] == "assistant" and (own or message.get("tool_calls"))
         if not (isinstance(content, str) or parts or bare):
             raise ValueError(f"messages[{place}].content must be a text or a list of parts, not {_told(content)}")
     return tuple(value)

@@ -1,6 +1,6 @@
 """What may be set for a workload: names, limits and defaults, checked before any text is made.
 
-Knows the shape of an option, not any workload. The command line makes its flags from the same tables.
+Knows the shape of an option, not any workload. The command line prints the same tables.
 """
 
 import difflib
@@ -24,14 +24,13 @@ Settings = Mapping[str, Any]
 @dataclass(frozen=True, slots=True)
 class Option:
     """``parse``: from a text or a value to what is used; raises ConfigError with the limit. ``default`` is parsed too,
-    None stays None. ``flag``: set by its name alone on a command line.
+    None stays None.
     """
 
     name: str
     parse: Parse
     default: object
     help: str
-    flag: bool = False
 
 
 def settings(workload: str, options: Sequence[Option], given: Mapping[str, object]) -> dict[str, Any]:
