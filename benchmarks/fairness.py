@@ -5,7 +5,11 @@ while a prompt of ``--tokens`` is being read; all of them must have ended before
 /health is asked every 20 ms. A long prompt that takes too long is given up then: its TTFT is null. No prompt begins as
 another does: nothing is reused.
 
-Prints one JSON object: the chats' TTFT in both, their ratio, the long prompt's TTFT, /health. Run on a quiet machine:
+Lone: what short steps cost a long prompt that nobody comes beside, ``--lone`` times in a server with the given options
+and in one with ``--step-target none`` (the least time of each; 0: not at all).
+
+Prints one JSON object: the chats' TTFT in both, their ratio, the long prompt's TTFT beside them and lone, /health, and
+the step target that the server chose, with its reason. Run on a quiet machine:
 python benchmarks/fairness.py
 """
 
@@ -27,7 +31,7 @@ from typing import Any
 
 import httpx
 
-AIM_RATIO, AIM_HEALTH_MS = 2.5, 50.0
+AIM_RATIO, AIM_HEALTH_MS, AIM_LONE = 2.5, 50.0, 1.15
 TIMEOUT = 600.0
 WORDS = (
     "river",
@@ -46,15 +50,19 @@ WORDS = (
 
 
 @contextmanager
-def server(model: str, options: Sequence[str]) -> Iterator[str]:
+def server(model: str, options: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Its address, and what it says of its steps."""
     command = [sys.executable, "-m", "longread.cli.main", "serve", model, "--port", "0", *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
+        steps = ""
         for line in process.stdout:
             print(line, end="", file=sys.stderr)
+            if line.startswith("  steps: "):
+                steps = line.removeprefix("  steps: ").strip()
             if found := re.match(r"serving \S+ on (http://\S+)", line):
-                yield found[1]
+                yield found[1], steps
                 break
         else:
             sys.exit("the server did not start")
@@ -163,6 +171,26 @@ async def measure(address: str, args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+async def measure_lone(address: str, args: argparse.Namespace) -> float:
+    """Seconds to a long prompt's first token with nothing beside it, the least of ``--lone``."""
+    async with httpx.AsyncClient(base_url=address, timeout=TIMEOUT) as http:
+        client = Client(http, args)
+        client.draw = random.Random(args.seed + 1)  # not the prompts that this server has read
+        await client.read_long(1024)
+        return min([await client.read_long(args.tokens) for _ in range(args.lone)])
+
+
+def lone(seconds: float, without: float) -> dict[str, Any]:
+    """The figures of a long prompt by itself, with the given options and with steps of any length."""
+    ratio = seconds / without
+    return {
+        "lone_long_ttft_s": round(seconds, 2),
+        "lone_long_ttft_step_target_none_s": round(without, 2),
+        "lone_ratio": round(ratio, 3),
+        "lone_aims": {f"lone_ratio <= {AIM_LONE}": ratio <= AIM_LONE},
+    }
+
+
 def commit() -> str:
     found = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent, check=False
@@ -181,12 +209,17 @@ def main() -> None:
     parser.add_argument("--answer", type=int, default=8, help="tokens of a chat's answer")
     parser.add_argument("--vocab", type=int, default=1500, help="ids of the long prompt are below it")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--lone", type=int, default=2, help="times that the long prompt is read alone; 0: never")
     parser.add_argument("serve_options", nargs="*", help="behind --: more options for longread serve")
     args = parser.parse_args()
     options = args.serve_options or ["--max-num-seqs", "32"]
     load = os.getloadavg()[0]
-    with server(args.model, options) as address:
+    with server(args.model, options) as (address, steps):
         told = asyncio.run(measure(address, args))
+        seconds = asyncio.run(measure_lone(address, args)) if args.lone else 0.0
+    if args.lone:
+        with server(args.model, [*options, "--step-target", "none"]) as (address, _):
+            told |= lone(seconds, asyncio.run(measure_lone(address, args)))
     head = {
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "load_before": round(load, 1),
@@ -194,6 +227,7 @@ def main() -> None:
         "commit": commit(),
         "command": " ".join(sys.argv),
         "serve_options": options,
+        "steps": steps,
     }
     print(json.dumps(head | told, indent=2))
 
