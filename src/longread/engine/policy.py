@@ -147,7 +147,7 @@ def fit(
     """
     if cost is None or within is None or within.target is None:
         return split(limit, demands, turn)
-    demands, held = hold_back(demands)
+    demands, held = hold_back(demands, cost)
     lengths = split(limit, demands, turn)
     target = max(within.target, least_seconds(cost, decodes))
     above = cost.seconds(decodes, chunks(demands, lengths))
@@ -171,17 +171,23 @@ def fit(
     return lengths
 
 
-def hold_back(demands: Sequence[Demand]) -> tuple[Sequence[Demand], frozenset[int]]:
-    """The demands, where those that are held back want ``1/PATIENCE`` of the step together; and which these are."""
+def hold_back(demands: Sequence[Demand], cost: StepCost) -> tuple[Sequence[Demand], frozenset[int]]:
+    """The demands, where those that are held back want ``1/PATIENCE`` of the step's time together, or nothing where
+    that would not pay for starting their chunks; and which these are.
+    """
     if not any(demand.patient for demand in demands):
         return demands, frozenset()
     shortest = [min((d.remaining for d in demands if d.level <= level), default=0) for level in range(len(LEVELS))]
     held = frozenset(i for i, d in enumerate(demands) if d.patient and d.remaining > 2 * shortest[d.level])
     if not held:
         return demands, held
-    others = sum(demand.want for i, demand in enumerate(demands) if i not in held)
-    most = max(others // (PATIENCE - 1) // len(held), 1)
-    return [replace(d, want=min(d.want, most)) if i in held else d for i, d in enumerate(demands)], held
+    others = cost.seconds((0, 0), [(d.want, d.prefix) for i, d in enumerate(demands) if i not in held])
+    room = others / (PATIENCE - 1) / len(held)
+    return [replace(d, want=_within(room, d, cost)) if i in held else d for i, d in enumerate(demands)], held
+
+
+def _within(seconds: float, demand: Demand, cost: StepCost) -> int:
+    return int(min(cost.tokens_within(seconds, demand.prefix), demand.want))
 
 
 def passed(total: int, length: int, cost: StepCost | None) -> int:

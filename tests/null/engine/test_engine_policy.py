@@ -1,5 +1,6 @@
 """Sharing out a step: nothing idle, nobody beyond its wants, classes and owners by their shares, within the target."""
 
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -139,7 +140,7 @@ def test_a_step_stays_within_its_target_or_is_as_small_as_it_may_be(
 ) -> None:
     decodes = (rows, rows * 1000)
     lengths = fit(limit, wishes, decodes, COST, Bounds(target, stretch * target), turn)
-    held_back, held = hold_back(wishes)
+    held_back, held = hold_back(wishes, COST)
     assert all(0 <= n <= wish.want for n, wish in zip(lengths, held_back, strict=True))
     total, wanted = sum(lengths), sum(wish.want for wish in held_back)
     assert min(limit, wanted, LEAST_TOKENS) <= total <= limit
@@ -157,7 +158,7 @@ def test_a_target_is_used_and_not_only_kept(wishes: list[Demand], target: float)
     decodes = (4, 4000)
     lengths = fit(100_000, wishes, decodes, COST, Bounds(target, target))
     total = sum(lengths)
-    held_back, _ = hold_back(wishes)
+    held_back, _ = hold_back(wishes, COST)
     more = split(total + total // 8 + 2, held_back)
     if sum(more) > total > LEAST_TOKENS:
         assert COST.seconds(decodes, chunks(wishes, more)) > target
@@ -185,7 +186,9 @@ def test_a_step_that_brings_a_first_token_is_not_filled_with_a_book() -> None:
     within = Bounds(0.1, 0.2)
     assert fit(2048, [BOOK], (0, 0), COST, within)[0] > 200
     book, chat = fit(2048, [BOOK, Demand(120, 120)], (0, 0), COST, within)
-    assert chat == 120 and book == 120 // (PATIENCE - 1)
+    assert chat == 120
+    alone, both = COST.seconds((0, 0), [(120, 0)]), COST.seconds((0, 0), chunks([BOOK, Demand(120, 120)], [book, chat]))
+    assert alone * 1.1 < both <= alone * PATIENCE / (PATIENCE - 1)
     batch = Demand(9000, 100_000, 30_000, level=1, patient=True)
     assert fit(2048, [batch, Demand(120, 120)], (0, 0), COST, within) == [book, chat]
     tired = Demand(9000, 100_000, 30_000)
@@ -197,7 +200,14 @@ def test_a_step_that_brings_a_first_token_is_not_filled_with_a_book() -> None:
 
 def test_books_together_take_no_more_than_one() -> None:
     lengths = fit(2048, [BOOK, BOOK, BOOK, Demand(210, 210)], (0, 0), COST, Bounds(0.1, 0.2))
-    assert lengths == [10, 10, 10, 210]
+    together = COST.seconds((0, 0), chunks([BOOK, BOOK, BOOK, Demand(210, 210)], lengths))
+    assert lengths[3] == 210 and min(lengths) > 0
+    assert together <= COST.seconds((0, 0), [(210, 0)]) * PATIENCE / (PATIENCE - 1)
+
+
+def test_a_part_that_would_mostly_start_is_left_out() -> None:
+    dear = replace(COST, chunk=0.007)
+    assert fit(2048, [BOOK, Demand(60, 60)], (0, 0), dear, Bounds(0.1, 0.2)) == [0, 60]
 
 
 def test_a_short_prompt_is_not_cut_in_two_where_nothing_is_promised() -> None:
