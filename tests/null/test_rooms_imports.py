@@ -39,6 +39,8 @@ TORCH_FREE_MODULES = (
     "longread.engine.scheduler",
     "longread.engine.policy",
     "longread.engine.waiting",
+    "longread.engine.reading",
+    "longread.engine.rows",
     "longread.engine.standing",
     "longread.engine.batch",
     "longread.engine.virtual",

@@ -7,8 +7,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from longread.engine.scheduler import Grant
-from longread.engine.sequence import Timeline
+from longread.engine.sequence import Grant, Timeline
 from longread.spec.batch import Segment
 
 

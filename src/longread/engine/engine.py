@@ -16,7 +16,8 @@ from longread.engine.batch import Batch, gather
 from longread.engine.core import Core
 from longread.engine.request import Request
 from longread.engine.sampler import Sample
-from longread.engine.scheduler import Grant, Schedule
+from longread.engine.scheduler import Schedule
+from longread.engine.sequence import Grant
 from longread.engine.session import Session
 from longread.kv.disk.store import DiskStore
 from longread.kv.explain import explain

@@ -34,8 +34,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from longread.engine import policy
-from longread.engine.policy import Demand
-from longread.engine.sequence import Timeline
+from longread.engine.reading import LUMP, Reading
+from longread.engine.rows import DecodeRows
+from longread.engine.sequence import Grant, Timeline
 from longread.engine.standing import Outlook, standing
 from longread.engine.waiting import Entry, WaitingLines
 from longread.kv.cache import KVCache
@@ -47,19 +48,11 @@ from longread.spec.cost import StepCost
 from longread.spec.engine import Standing, class_of
 from longread.spec.errors import CapacityError
 from longread.spec.state import PAGE_TOKENS, pages_for
-from longread.spec.step_target import StepTarget, bounds, current_target
+from longread.spec.step_target import LEAST_TOKENS, StepTarget, bounds, current_target
 
 BYPASS_LIMIT = 64
 ADMISSION_WINDOW = 64  # waiting requests looked at in one step, so that a long queue costs the running ones nothing
 HOLD_RATE = 0.1  # weight of the newest ended request in the mean time that one keeps its slot
-
-
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """``length`` tokens of one timeline in this step."""
-
-    timeline: Timeline
-    length: int
 
 
 @dataclass(slots=True)
@@ -109,6 +102,9 @@ class Scheduler:
         self._entries: dict[str, Entry] = {}
         self._waiting = WaitingLines()
         self._running: list[Entry] = []  # by rank
+        self._reading = Reading()  # each of the running ones is here
+        self._rows = DecodeRows()  # or here
+        self._served: list[tuple[Entry, int]] = []  # of the reading ones: who got how many tokens in the last step
         self._loading: list[Entry] = []  # of the waiting ones: wait for a load
         self._alone: dict[Entry, int] = {}  # to be computed alone until so many tokens have their state
         self._arrivals = 0
@@ -147,6 +143,7 @@ class Scheduler:
         self._waiting.charge(entry)
         if entry.running:
             self._running.remove(entry)
+            self._unfile(entry)
             held = self._clock() - entry.admitted_at
             self._hold = held if self._hold is None else self._hold + HOLD_RATE * (held - self._hold)
         else:
@@ -172,6 +169,7 @@ class Scheduler:
 
     def _preempt(self, entry: Entry, keep_tail: bool = True) -> Timeline:
         self._running.remove(entry)
+        self._unfile(entry)
         # The tail is kept so that the resume costs little; under pressure the cache evicts it like any other page.
         entry.timeline.release(self._cache, keep_tail)
         self._waiting.charge(entry)
@@ -209,14 +207,17 @@ class Scheduler:
         self._steps += 1
         if self._tiers is not None:
             self._tiers.collect()
+        for entry, _ in self._served:
+            if entry.filed and self._reading.advanced(entry):
+                self._rows.add(entry)
         self._reserve_running(plan)
         alone = self._next_alone(plan) if self._alone and not plan.preempted else None
         if alone is not None:
-            self._share_out(plan, [alone])
+            self._share_out(plan, alone)
             return plan
         if not plan.preempted and not self._alone:  # else the pool is full: admitting would only move the same pages
             self._admit(plan)
-        self._share_out(plan, self._running)
+        self._share_out(plan)
         return plan
 
     def _next_alone(self, plan: Schedule) -> Entry | None:
@@ -237,17 +238,15 @@ class Scheduler:
 
     def _reserve_running(self, plan: Schedule) -> None:
         """Cover the tokens of every running sequence with pages, by rank, preempting from the other end."""
-        i = 0
-        while i < len(self._running):
-            timeline = self._running[i].timeline
-            assert timeline.lease is not None
-            if len(timeline.tokens) > len(timeline.lease.pages) * PAGE_TOKENS:
+        for entry in self._rows.short():  # who reads a prompt has the pages of all of it
+            timeline = entry.timeline
+            while timeline.lease is not None and len(timeline.tokens) > len(timeline.lease.pages) * PAGE_TOKENS:
                 try:
                     self._cache.reserve(timeline.lease, len(timeline.tokens))
                 except CapacityError as error:
                     self._give_pages(plan, timeline, error)
-                    continue
-            i += 1
+                else:
+                    self._rows.reserved(entry)
 
     def _give_pages(self, plan: Schedule, timeline: Timeline, error: CapacityError) -> None:
         """Have pages given back for a running timeline; it may itself be the one that gives way, or fail."""
@@ -262,29 +261,39 @@ class Scheduler:
 
     def _admit(self, plan: Schedule) -> None:
         """Start waiting requests; see the module's text."""
-        passed: list[Entry] = []  # lack pages; whoever is admitted from here on passes them
         self._end_loads()
-        if not len(self._waiting) or (self._full and not self._lower(0)):
-            return
-        free = self._max_num_seqs - len(self._running)
-        for entry in self._waiting.order(max(ADMISSION_WINDOW, free), BYPASS_LIMIT):
-            if entry.transfer is not None:
-                continue
-            if self._full and not self._lower(entry.level):
-                entry.waits("slots", f"all {self._max_num_seqs} slots are taken")
-                break
-            if not self._try(plan, entry):
-                passed.append(entry)
-            elif entry.running:
-                plan.admitted.append(entry.timeline)
-                if any(self._waiting.overdue(other, BYPASS_LIMIT) for other in passed):
-                    break
-            if passed and passed[-1] is entry and self._waiting.overdue(entry, BYPASS_LIMIT):
-                break
+        looked: set[Entry] = set()
+        passed: list[Entry] = []  # lack pages; whoever is admitted from here on passes them
+        tried = 0  # and not admitted
+        while not plan.preempted:  # else they would be looked at, who have just given way
+            more = [e for e in self._waiting.order(ADMISSION_WINDOW + len(looked), BYPASS_LIMIT) if e not in looked]
+            if not more or (self._full and not self._gives_way(0)):
+                return
+            for entry in more:
+                if entry.transfer is None:
+                    if self._full and not self._gives_way(entry.level):
+                        entry.waits("slots", f"all {self._max_num_seqs} slots are taken")
+                        return
+                    if self._look_at(plan, entry, passed):
+                        return
+                    tried += not entry.running
+                    if tried == ADMISSION_WINDOW:
+                        return
+                looked.add(entry)
+
+    def _look_at(self, plan: Schedule, entry: Entry, passed: list[Entry]) -> bool:
+        """Admit one entry, if that can be. True: nobody else may be admitted in this step."""
+        if not self._try(plan, entry):
+            passed.append(entry)
+            return self._waiting.overdue(entry, BYPASS_LIMIT)
+        if not entry.running:
+            return False
+        plan.admitted.append(entry.timeline)
+        return any(self._waiting.overdue(other, BYPASS_LIMIT) for other in passed)
 
     def _try(self, plan: Schedule, entry: Entry) -> bool:
         """Start one entry, or its load. False: it lacks pages."""
-        if self._hopeless(entry) and not self._lower(entry.level):
+        if self._hopeless(entry) and not self._gives_way(entry.level):
             return False  # before its prefix is looked for: its pages would be missing all the same
         chain = self._chain(entry)
         lease = self._cache.promised(chain, self._interval) if self._running else None
@@ -313,7 +322,9 @@ class Scheduler:
         """Who computes what an entry waits for does so at the entry's level: else it would wait for a lower class."""
         for other in self._running:
             if other.timeline.lease is lease and other.level > entry.level:
+                self._unfile(other)
                 other.level = entry.level
+                self._file(other)
                 self._running.sort(key=lambda e: e.rank)
                 return
 
@@ -324,32 +335,28 @@ class Scheduler:
     def _full(self) -> bool:
         return len(self._running) + len(self._loading) >= self._max_num_seqs
 
-    def _lower(self, level: int) -> list[Entry]:
-        """Who runs at a lower class than ``level`` (a higher number), the first to give way first."""
-        found = []
-        for entry in reversed(self._running):
-            if entry.level <= level:
-                break
-            found.append(entry)
-        return found
+    def _gives_way(self, level: int) -> bool:
+        """Whether anybody runs at a lower class than ``level`` (a higher number)."""
+        return bool(self._running) and self._running[-1].level > level
 
     def _make_way(self, plan: Schedule, entry: Entry, chain: TokenChain) -> None:
         """Preempt lower classes for the slot and the pages that an entry lacks, if that is enough, else nobody."""
-        lower = [each for each in self._lower(entry.level) if each.timeline not in plan.admitted]
-        if not lower:
+        if not self._gives_way(entry.level):
             return
         wanted = pages_for(len(chain)) - self._cache.match(chain).full_pages
         running, available = len(self._running), self._available()
         slots = self._max_num_seqs - running - len(self._loading)
-        victims = 0
+        victims: list[Entry] = []
+        lower = (each for each in reversed(self._running) if each.started != self._steps)
         while slots <= 0 or wanted + running > available:
-            if victims == len(lower):
+            victim = next(lower, None)
+            if victim is None or victim.level <= entry.level:
                 return
-            lease = lower[victims].timeline.lease
-            assert lease is not None
-            victims, slots, running = victims + 1, slots + 1, running - 1
-            available += len(lease.pages)  # at most: others may share some
-        plan.preempted.extend(self._preempt(victim) for victim in lower[:victims])
+            assert victim.timeline.lease is not None
+            victims.append(victim)
+            slots, running = slots + 1, running - 1
+            available += len(victim.timeline.lease.pages)  # at most: others may share some
+        plan.preempted.extend(self._preempt(victim) for victim in victims)
 
     def _chain(self, entry: Entry) -> TokenChain:
         if entry.chain is None:
@@ -432,10 +439,26 @@ class Scheduler:
         entry.chain = None
         entry.running = True
         entry.admitted_at = self._clock()
+        entry.started = self._steps
+        self._file(entry)
         insort(self._running, entry, key=lambda e: e.rank)
+
+    def _file(self, entry: Entry) -> None:
+        if entry.timeline.remaining > 1:
+            self._reading.add(entry)
+        else:
+            self._rows.add(entry)
+
+    def _unfile(self, entry: Entry) -> None:
+        if entry.filed:
+            self._reading.discard(entry)
+        else:
+            self._rows.discard(entry)
 
     def _available(self) -> int:
         """Pages that could be handed out now, beside what loading prompts will need for their rest."""
+        if not self._loading:
+            return self._cache.pages_free + self._cache.pages_cached
         rest = sum(
             max(pages_for(len(entry.timeline.tokens)) - len(entry.transfer.load.pages), 0)
             for entry in self._loading
@@ -443,47 +466,46 @@ class Scheduler:
         )
         return self._cache.pages_free + self._cache.pages_cached - rest
 
-    def _share_out(self, plan: Schedule, running: Sequence[Entry]) -> None:
-        """Give every one of the running sequences its tokens, decodes first."""
-        prompts: list[Entry] = []
-        context = 0
-        for entry in running:
-            timeline, lease = entry.timeline, entry.timeline.lease
-            assert lease is not None
-            length, computed = len(timeline.tokens), len(lease.tokens)
-            if length - computed > 1:
-                prompts.append(entry)
-                continue
-            context += length
-            entry.granted = 1
-            if computed < len(lease.prompt):
-                self._cache.prepare(lease, len(lease.prompt), 1, self._interval)
-            plan.grants.append(Grant(timeline, 1))
-        plan.decodes = (len(plan.grants), context)
-        demands = [self._demand(entry) for entry in prompts]
+    def _share_out(self, plan: Schedule, alone: Entry | None = None) -> None:
+        """Give every one of the running sequences its tokens, decodes first; or ``alone``, and nobody else."""
+        if alone is None:
+            plan.grants = self._rows.grants.copy()
+            plan.decodes = (len(plan.grants), self._rows.context())
+        elif not alone.filed:
+            plan.grants = [Grant(alone.timeline, 1)]
+            plan.decodes = (1, len(alone.timeline.tokens))
+        for entry in self._rows.unread():
+            if alone is None or entry is alone:
+                self._prepare(entry.timeline, 1)
         within = bounds(self._slo, self._step_target.seconds, self.cost, plan.decodes[0])
         limit = self._budget - plan.decodes[0]
+        most, lumps = self._room(limit, plan.decodes, within.most)
+        if alone is None:
+            prompts = self._reading.candidates(most, lumps)
+        else:
+            prompts = [alone] if alone.filed else []
+        demands = [self._reading.demand(entry) for entry in prompts]
         lengths = policy.fit(limit, demands, plan.decodes, self.cost, within, self._steps)
         plan.chunks = policy.chunks(demands, lengths)
-        total = sum(lengths)
-        for entry, demand, length in zip(prompts, demands, lengths, strict=True):
-            entry.granted = length
-            if length < demand.want:
-                entry.yielded += policy.passed(total, length, self.cost)
-            if length:
-                lease = entry.timeline.lease
-                assert lease is not None
-                # Landing points are planned by the tokens that the lease was opened with.
-                self._cache.prepare(lease, len(lease.prompt), length, self._interval)
-                plan.grants.append(Grant(entry.timeline, length))
+        for entry, _ in self._served:
+            entry.granted = 0 if entry.filed else entry.granted
+        self._served = [(entry, length) for entry, length in zip(prompts, lengths, strict=True) if length]
+        self._reading.deal(self._served, policy.passed(sum(lengths), 0, self.cost))
+        for entry, length in self._served:
+            self._prepare(entry.timeline, length)
+            plan.grants.append(Grant(entry.timeline, length))
 
-    def _demand(self, entry: Entry) -> Demand:
-        timeline = entry.timeline
-        return Demand(
-            timeline.remaining,
-            timeline.remaining,
-            timeline.computed,
-            entry.level,
-            entry.owner,
-            entry.yielded * policy.PATIENCE < entry.work,
-        )
+    def _prepare(self, timeline: Timeline, length: int) -> None:
+        """Landing points are planned by the tokens that the lease was opened with."""
+        assert timeline.lease is not None
+        self._cache.prepare(timeline.lease, len(timeline.lease.prompt), length, self._interval)
+
+    def _room(self, limit: int, decodes: tuple[int, int], longest: float | None) -> tuple[int, int]:
+        """At most so many prompt tokens, and about so many lumps of them, fit into a step of ``longest`` seconds."""
+        cost = self.cost
+        lumps = limit // LUMP
+        if cost is not None and longest is not None and cost.token > 0:
+            seconds = max(longest - cost.decode_seconds(*decodes), 2 * cost.chunk + cost.launch)
+            limit = min(limit, max(int(seconds / cost.token), LEAST_TOKENS))
+            lumps = min(lumps, int(seconds / (cost.chunk + LUMP * cost.token)))
+        return limit, lumps

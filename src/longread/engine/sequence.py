@@ -90,3 +90,11 @@ class Timeline:
             cache.snapshot(self.lease)
         cache.close(self.lease)
         self.lease = None
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """``length`` tokens of one timeline in a step."""
+
+    timeline: Timeline
+    length: int

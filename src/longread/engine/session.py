@@ -15,8 +15,7 @@ from longread.engine import session_file
 from longread.engine.batch import gather
 from longread.engine.core import Core
 from longread.engine.sampling_state import SamplingState
-from longread.engine.scheduler import Grant
-from longread.engine.sequence import Timeline
+from longread.engine.sequence import Grant, Timeline
 from longread.kv.lease import Lease
 from longread.spec.engine import SamplingParams
 from longread.spec.errors import CapacityError, EngineFailedError, InvalidRequestError, OverloadedError

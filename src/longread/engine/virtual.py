@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Protocol
 
-from longread.engine.scheduler import Grant, Schedule, Scheduler
-from longread.engine.sequence import Timeline
+from longread.engine.scheduler import Schedule, Scheduler
+from longread.engine.sequence import Grant, Timeline
 from longread.kv.cache import KVCache
 from longread.spec.config import Slo
 from longread.spec.cost import CostModel

@@ -33,7 +33,8 @@ class Entry:
     timeline's pages, which it is looked up by in each step. ``transfer``: the load that it waits for, ``since`` when;
     ``starter``: whether it is its own; ``loads``: how many of its own it had. ``work``: prompt tokens that were not
     cached when it was first admitted; ``yielded``: tokens that passed it while it read them. ``reason`` and ``detail``:
-    why it was not admitted when it was last looked at. ``granted``: its tokens in the last step.
+    why it was not admitted when it was last looked at. ``granted``: its tokens in the last step. ``filed`` and
+    ``passed`` are ``Reading``'s. ``started``: the step that it was admitted in.
     """
 
     def __init__(self, timeline: Timeline, arrival: int, request_class: RequestClass = "interactive", owner: str = ""):
@@ -54,6 +55,9 @@ class Entry:
         self.charged = timeline.prompt_length
         self.admitted_at = 0.0
         self.granted = 0
+        self.filed = 0
+        self.passed = 0
+        self.started = 0
         self.reason: WaitReason = "turn"
         self.detail = ""
         self._lacked: tuple[int, int] | None = None

@@ -6,7 +6,8 @@ import pytest
 from toy_model import MLA_GROUPS, RING_GROUPS, toy_engine
 from virtual_loads import small
 
-from longread.engine.scheduler import Grant, Schedule, Scheduler
+from longread.engine.scheduler import Schedule, Scheduler
+from longread.engine.sequence import Grant
 from longread.engine.virtual import Run, VirtualEngine
 from longread.measure.planned_cost import calibrated
 from longread.spec.cost import StepCost
