@@ -338,3 +338,33 @@ def test_httpx_and_the_load_client_agree_on_what_a_stream_is() -> None:
         with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body) as response:
             lines = [line for line in response.iter_lines() if line.startswith("data: {")]
     assert sum("content" in line and '"role"' not in line for line in lines) == 7
+
+
+def test_a_trace_is_replayed_at_its_times(tmp_path: Path) -> None:
+    path, out = tmp_path / "trace.jsonl", tmp_path / "r.json"
+    rows = [(0, [1, 2]), (400, [1, 3]), (200, [1, 2])]
+    path.write_text(
+        "\n".join(
+            json.dumps({"timestamp": at, "input_length": 600, "output_length": 4, "hash_ids": ids}) for at, ids in rows
+        )
+    )
+    options = ["--dataset-name", "trace", "--dataset-path", str(path), "--trace-speedup", "2", "--output", str(out)]
+    with scripted_thread(lambda n, body: answer(["a"])) as server:
+        command = ["bench", "serve", "--base-url", server.url, "--backend", "openai-chat", "--num-warmups", "0"]
+        assert main([*command, *options, "--no-calibration"]) == 0
+        prompts = [seen.body["messages"][0]["content"] for seen in server.seen]
+        assert main([*command, *options, "--request-rate", "5"]) == 2  # it has times of its own
+    assert prompts[0] == prompts[1] != prompts[2]
+    assert prompts[0][:2000] == prompts[2][:2000]
+    lines = [json.loads(line) for line in (tmp_path / "r.requests.jsonl").read_text().splitlines()]
+    assert sorted(line["due"] for line in lines) == [0.0, 0.1, 0.2]
+    own = json.loads(out.read_text())["longread"]
+    assert own["provenance"]["schedule"]["trace"] is True
+    assert own["provenance"]["workload"]["prompts_sha256"]
+
+
+def test_every_workload_is_a_dataset_name() -> None:
+    from longread.cli.bench_serve import DATASETS
+    from longread.measure.workloads import KINDS
+
+    assert set(DATASETS) == set(KINDS)
