@@ -30,12 +30,15 @@ WAIT_GAIN = 16  # tokens; waiting for another sequence costs a step, so it must 
 
 @dataclass(slots=True)
 class _Landing:
-    """Where a prompt lands: whole pages, then ``length`` tokens of ``partial``'s page; ``at`` holds the snapshot."""
+    """Where a prompt lands: whole pages, then ``length`` tokens of ``partial``'s page; ``at`` holds the snapshot.
+    ``known``: tokens in whole pages that are published, whether they can be landed on or not.
+    """
 
     whole: list[Entry]
     partial: Entry | None = None
     length: int = 0
     at: Entry | None = None
+    known: int = 0
 
     @property
     def tokens(self) -> int:
@@ -146,9 +149,12 @@ class KVCache:
             if entry is None:
                 break
             whole.append(entry)
+        known = len(whole) * PAGE_TOKENS
         if self.has_rings:
-            return self._find_snapshot(chain, whole, most, partial)
-        landing = _Landing(whole)
+            landing = self._find_snapshot(chain, whole, most, partial)
+            landing.known = known
+            return landing
+        landing = _Landing(whole, known=known)
         if partial:
             start = len(whole) * PAGE_TOKENS
             parent = whole[-1] if whole else self.index.base(chain.root)
@@ -200,6 +206,7 @@ class KVCache:
                 self._copy_partial(lease, landing.partial.page)
             undo.pop_all()
         lease.cached_tokens = landing.tokens
+        lease.forks_at = landing.known if landing.known - landing.tokens >= PAGE_TOKENS else 0
         lease.tokens = list(chain.ids[: landing.tokens])
         lease.hashes = [entry.key for entry in landing.whole]
         lease.copied = landing.partial.key if landing.partial is not None else b""
@@ -240,7 +247,10 @@ class KVCache:
         if not self.enable_prefix_caching or (self.has_rings and not self.snapshots.count):
             return
         stop = lease.position + length
-        lease.landings = landing_points(prompt_length, lease.position, stop, interval, self.has_rings)
+        points = landing_points(prompt_length, lease.position, stop, interval, self.has_rings)
+        if lease.position < lease.forks_at <= stop:
+            points = sorted({*points, lease.forks_at})
+        lease.landings = points
         for point in reversed(lease.landings):
             row = self._snapshot_row() if point < stop else None
             if row is not None:

@@ -94,7 +94,9 @@ class Lease:
     it must not be used again. ``hashes``: identity of each full page. ``rolling``: where its rolling snapshot is.
     ``stored``: how many of its full pages have been handed to the disk or found there. ``copied``: key of the entry
     whose partial page it began with, b"" for none. ``landings``: the landing points in the step that is being
-    computed, ascending; ``saves``: the snapshot rows of those that lie inside it, by position.
+    computed, ascending; ``saves``: the snapshot rows of those that lie inside it, by position. ``forks_at``: the last
+    page end that another prompt had in common with this one, where it could not be landed on; 0: none. It will be one,
+    for the next prompt that has as much in common.
     """
 
     slot: int
@@ -109,6 +111,7 @@ class Lease:
     copied: bytes = b""
     landings: Sequence[int] = ()
     saves: dict[int, int] = field(default_factory=dict)
+    forks_at: int = 0
 
     @property
     def position(self) -> int:

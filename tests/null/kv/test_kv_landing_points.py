@@ -62,6 +62,43 @@ def test_what_is_promised_to_a_waiting_question_is_where_it_would_land(
         assert not promised
 
 
+def read(cache: KVCache, store: Contents, prompt: list[int], chunk: int) -> int:
+    """As an engine does, in steps of ``chunk`` tokens. Returns how many tokens were reused."""
+    lease = cache.open(prompt)
+    while lease.position < len(prompt):
+        tokens = prompt[lease.position : lease.position + chunk]
+        cache.reserve(lease, lease.position + len(tokens))
+        cache.prepare(lease, len(prompt), len(tokens))
+        store.compute(lease.pages, lease.slot, lease.tokens + tokens, lease.position, lease.saves)
+        cache.commit(lease, tokens)
+    cache.close(lease)
+    return lease.cached_tokens
+
+
+@given(st.integers(256, 3000), st.integers(LONGEST, 1500), st.integers(100, 2000))
+@example(2047, 1000, 256)
+def test_what_two_prompts_had_in_common_is_landed_on_by_the_third(shared: int, after: int, chunk: int) -> None:
+    """Whatever follows it: the second reads the text again from the start, the third less than a page of it."""
+    store = Contents(WITH_RINGS, 64, 2, 32)
+    cache = KVCache(WITH_RINGS, ROOT, 64, 2, 32, store)
+    text, end = list(range(shared)), shared // PAGE_TOKENS * PAGE_TOKENS
+    reused = [read(cache, store, text + [70000 + number] * after, chunk) for number in range(4)]
+    assert reused[1] <= max(shared + after - LONGEST, 0) and reused[2:] == [end, end]
+    cache.check()
+
+
+def test_a_fork_within_a_page_of_a_landing_point_takes_no_row() -> None:
+    store = Contents(WITH_RINGS, 64, 2, 32)
+    cache = KVCache(WITH_RINGS, ROOT, 64, 2, 32, store)
+    text = list(range(1000))
+    read(cache, store, [*text, *[70000] * 40], 256)
+    held = cache.snapshots_held
+    lease = cache.open([*text, *[80000] * 900])
+    assert lease.cached_tokens == 768 and lease.forks_at == 0
+    cache.close(lease)
+    assert cache.snapshots_held == held
+
+
 @given(st.integers(300, 1500), st.integers(1, 300), st.integers(1, 300), st.integers(100, 2000))
 @example(1023, 300, 1, 2000)
 @example(1024, 1, 300, 256)
@@ -71,13 +108,6 @@ def test_the_cache_lands_where_the_policy_says(shared: int, first: int, second: 
     cache = KVCache(WITH_RINGS, ROOT, 12, 2, 12, store)
     text = list(range(shared))
     prompt = text + [70000] * first
-    lease = cache.open(prompt)
-    while lease.position < len(prompt):
-        tokens = prompt[lease.position : lease.position + chunk]
-        cache.reserve(lease, lease.position + len(tokens))
-        cache.prepare(lease, len(prompt), len(tokens))
-        store.compute(lease.pages, lease.slot, lease.tokens + tokens, lease.position, lease.saves)
-        cache.commit(lease, tokens)
-    cache.close(lease)
+    read(cache, store, prompt, chunk)
     assert shared - cache.match(text + [80000] * second).cached_tokens == again(shared, first, second) < PAGE_TOKENS
     cache.check()
