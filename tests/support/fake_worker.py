@@ -3,12 +3,14 @@
 The task may hold: ``engine`` (FakeEngine's options), ``step_seconds`` (each step sleeps so long), ``load_seconds``,
 ``refuse`` (the text of a ConfigError), ``die`` (status that loading ends the process with), ``hang_at`` (the step that
 sleeps for ever), ``fail_at`` (the step that raises), ``garble_at`` (the step behind which nonsense is sent), ``lie_at``
-(the step that ends a request twice), ``collector`` (a file that each step writes the garbage collector's state to).
+(the step that ends a request twice), ``collector`` (a file that each step writes the garbage collector's state to),
+``poison`` (a prompt that begins with this id ends the process while it has a slot).
 """
 
 import gc
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -40,6 +42,8 @@ class ScriptedEngine(FakeEngine):
         task = self._task
         time.sleep(task.get("step_seconds", 0.0))
         events = list(super().step())
+        if any(running.request.prompt[0] == task.get("poison") for running in self._running.values()):
+            os.kill(os.getpid(), signal.SIGKILL)
         if "collector" in task:
             state = {"threshold": gc.get_threshold(), "frozen": gc.get_freeze_count()}
             Path(task["collector"]).write_text(json.dumps(state), encoding="utf-8")

@@ -124,8 +124,15 @@ class Admission:
         """Prompt tokens of accepted requests that are still to be computed."""
         return self._backlog.tokens
 
-    def admit(self, requests: Sequence[GenerationRequest], info: EngineInfo, cost: StepCost | None) -> None:
-        """Accept one call's requests, all or none; ``cost``: what a step costs as known now, None: not known.
+    def admit(
+        self,
+        requests: Sequence[GenerationRequest],
+        info: EngineInfo,
+        cost: StepCost | None,
+        client: float | None = None,
+    ) -> None:
+        """Accept one call's requests, all or none; ``cost``: what a step costs as known now, None: not known;
+        ``client``: seconds that the client still gives them.
 
         Raises AdmissionError, which says when to try again, and InvalidRequestError for more than can ever be held.
         """
@@ -133,7 +140,7 @@ class Admission:
         unread = self._unread(requests)
         self._check_count(unread, info, cost)
         self._check_tokens(unread, info, cost)
-        self._check_wait(unread, info, cost)
+        self._check_wait(unread, info, cost, client)
         for request, each in zip(requests, unread, strict=True):
             self._backlog.add(request.request_id, each)
             self._of_owner[each.owner] = self._of_owner.get(each.owner, 0) + 1
@@ -332,9 +339,13 @@ class Admission:
                 cost,
             )
 
-    def _check_wait(self, unread: Sequence[Unread], info: EngineInfo, cost: StepCost | None) -> None:
+    def _check_wait(
+        self, unread: Sequence[Unread], info: EngineInfo, cost: StepCost | None, client: float | None
+    ) -> None:
         """The deadlines that the call would miss for the sake of others."""
         allowed = self._allowed(unread, info, cost)
+        if client is not None:
+            allowed.append((client, "deadline", f"and its own deadline leaves {client:.2g} s"))
         if cost is None or not allowed or (not self._backlog and self.in_flight < info.max_num_seqs):
             return
         most, reason, name = min(allowed)

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from longread.server.body import clock_of, offload, with_body
 from longread.server.clock import Clock
+from longread.server.deadline import deadline_of
 from longread.server.named import may_name_documents, texts_named
 from longread.server.output import ChoiceText, TokenLogprobs
 from longread.server.prompts import Prompt, pieces_bytes, prompt_of
@@ -117,13 +118,14 @@ class ChatAnswer:
         self.choices = choices
         self._id = answer_id
         self._prompt = prompt
+        self._counts_always = prompt.fields.continuous_usage
         self._created = responses.now()
         self._stream = sse.ChatStream(answer_id, prompt.model, self._created)
 
     def chunks(self, choice: ChatChoice, found: Sequence[ParseEvent]) -> list[bytes]:
         """The role comes with the first token, so that a chunk means that the prompt was read."""
         prompt, stream = self._prompt, self._stream
-        counts = choice.counts(len(prompt.ids)) if prompt.fields.continuous_usage else None
+        counts = choice.counts(len(prompt.ids)) if self._counts_always else None
         out = []
         if not choice.opened:
             choice.opened = True
@@ -162,6 +164,7 @@ class ChatAnswer:
 async def create(request: Request) -> Response:
     """The route. Raises RequestError for what is refused before anything is sent."""
     state = state_of(request)
+    deadline = deadline_of(request)
     state.driver.check_room(request.state.owner)
     prompt, size = await with_body(
         request,
@@ -175,7 +178,7 @@ async def create(request: Request) -> Response:
     requests = await offload(
         size, lambda: engine_requests(prompt.fields, [prompt.prompt], answer_id, after, request.state.owner)
     )
-    subscription = await start(state, request, prompt.fields, requests, "messages")
+    subscription = await start(state, request, prompt.fields, requests, "messages", deadline)
     call = open_call(state, request, answer_id, prompt.model, prompt.fields, len(requests))
     choices = [ChatChoice(i, state, prompt) for i in range(prompt.fields.choices)]
     return await respond(state, request, call, subscription, prompt.fields, ChatAnswer(answer_id, prompt, choices))

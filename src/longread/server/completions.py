@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from longread.server.body import clock_of, media_type, offload, with_body
 from longread.server.clock import Clock
+from longread.server.deadline import deadline_of
 from longread.server.output import ChoiceText, TokenLogprobs
 from longread.server.prompts import Prompt, check_count, prompt_of, prompt_of_ids, text_bytes
 from longread.server.state import ServerState, state_of
@@ -107,12 +108,13 @@ class CompletionAnswer:
         self.choices = choices
         self._id = answer_id
         self._prompts = prompts
+        self._counts_always = prompts.fields.continuous_usage
         self._created = responses.now()
         self._stream = sse.CompletionStream(answer_id, prompts.model, self._created)
 
     def chunks(self, choice: CompletionChoice, found: Sequence[str]) -> list[bytes]:
         """A chunk of text where there is any, or its logprobs or ids; the end is a chunk of its own."""
-        counts = choice.counts() if self._prompts.fields.continuous_usage else None
+        counts = choice.counts() if self._counts_always else None
         text, index, logprobs = "".join(found), choice.index, choice.take_logprobs()
         new_ids = choice.text.take_new_ids() if choice.wants_ids else None
         out = []
@@ -161,11 +163,12 @@ async def create(request: Request) -> Response:
             return prepare_ids(state, body, query_fields(request.query_params.multi_items()), clock)
         return prepare(state, body, clock)
 
+    deadline = deadline_of(request)
     state.driver.check_room(request.state.owner)
     prompts, size = await with_body(request, state.bodies, state.options.max_body_bytes, read, binary=True)
     fields, answer_id, owner = prompts.fields, new_id("cmpl"), request.state.owner
     requests = await offload(size, lambda: engine_requests(fields, prompts.prompts, answer_id, owner=owner))
-    subscription = await start(state, request, fields, requests, "prompt")
+    subscription = await start(state, request, fields, requests, "prompt", deadline)
     call = open_call(state, request, answer_id, prompts.model, fields, len(requests))
     choices = [
         CompletionChoice(i * fields.choices + n, state, fields, len(prompt.ids))

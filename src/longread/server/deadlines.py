@@ -11,11 +11,13 @@ from longread.server.limits import TIMEOUTS, Limits
 from longread.spec.engine import GenerationRequest, class_of
 from longread.spec.errors import DeadlineError
 
+CLIENT = "client_deadline"  # the limit that came with a request
 Expire = Callable[[str, DeadlineError, str], None]
 _MISSED = {
     "queue_timeout": "its prompt did not begin to be read",
     "ttft_timeout": "it had no first token",
     "request_timeout": "it had not ended",
+    CLIENT: "it had not ended by the deadline that came with it",
 }
 
 
@@ -26,15 +28,19 @@ class Deadlines:
         self._expire = expire
         self._timers: dict[str, dict[str, asyncio.TimerHandle]] = {}
 
-    def start(self, request: GenerationRequest, limits: Limits, progress: Progress | None) -> None:
-        """A request was accepted. ``progress`` tells whether its prompt is being read; needed for ``queue_timeout``."""
-        if class_of(request.priority) == "ingest":
-            return
+    def start(
+        self, request: GenerationRequest, limits: Limits, progress: Progress | None, client: float | None = None
+    ) -> None:
+        """A request was accepted. ``progress`` tells whether its prompt is being read; needed for ``queue_timeout``.
+        ``client``: seconds that its client still gives it; unlike the server's limits also to a reading of documents.
+        """
+        given: dict[str, float | None] = {CLIENT: client}
+        if class_of(request.priority) != "ingest":
+            given |= {name: getattr(limits, name) for name in TIMEOUTS}
         timers: dict[str, asyncio.TimerHandle] = {}
-        for name in TIMEOUTS:
-            seconds: float | None = getattr(limits, name)
+        loop = asyncio.get_running_loop()
+        for name, seconds in given.items():
             if seconds is not None:
-                loop = asyncio.get_running_loop()
                 timers[name] = loop.call_later(seconds, self._over, request.request_id, name, seconds, progress)
         if timers:
             self._timers[request.request_id] = timers

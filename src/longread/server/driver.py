@@ -24,14 +24,32 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
 from longread.server.admission import Admission
 from longread.server.attached import Attached
+from longread.server.commands import (
+    Cancel,
+    Close,
+    Command,
+    Explain,
+    Gone,
+    Live,
+    Refresh,
+    Settled,
+    Watch,
+)
 from longread.server.deadlines import Deadlines
-from longread.server.ends import broken_error, failed_event, overflow_error, restarting_error, shutting_down_error
+from longread.server.ends import (
+    broken_error,
+    failed_event,
+    left_until,
+    overflow_error,
+    restarting_error,
+    shutting_down_error,
+)
+from longread.server.poison import Poison
 from longread.server.restarts import Restarts
 from longread.server.roles import Observer, ProcessEngine
 from longread.server.subscription import Subscription
@@ -46,11 +64,12 @@ from longread.spec.engine import (
     TokenEvent,
 )
 from longread.spec.errors import (
-    AdmissionError,
     CrashLoopError,
+    DeadlineError,
     EngineLostError,
     LongreadError,
     OverloadedError,
+    PoisonedPromptError,
     RequestError,
 )
 
@@ -59,61 +78,8 @@ logger = logging.getLogger("longread.server")
 EXPLAIN_SECONDS = 20.0  # for the step that runs to end
 JOIN_SECONDS = 60.0  # a step in progress ends first; one that never ends must not hold the process
 
-State = Literal["loading", "ready", "restarting", "closing", "failed", "closed"]
-
-
-@dataclass(slots=True)
-class _Live:
-    request: GenerationRequest
-    subscription: Subscription
-    last_token: float | None = None
-    dropped: str | None = None  # why later tokens are dropped: "stop", "cancelled", or the limit that it met
-    told: bool = False  # its caller knows its end; the engine's is only booked
-
-
-@dataclass(slots=True, eq=False)
-class Watch:
-    """``tokens`` of a request's prompt that are computed or reused, as of the last step."""
-
-    request_id: str
-    tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Cancel:
-    request_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Close:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class _Refresh:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class _Gone:
-    """The process of the engine is gone, or ``hangs``."""
-
-    hangs: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Settled:
-    """All that was submitted to an engine that is lost has ended; what is behind this is for the next one."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Explain:
-    request_id: str
-    answer: "asyncio.Future[Standing | None]"
-
-
-_Command = GenerationRequest | _Cancel | _Close | _Refresh | _Settled | _Explain | _Gone
 AnyEngine = Engine | ProcessEngine
+State = Literal["loading", "ready", "restarting", "closing", "failed", "closed"]
 
 
 class EngineDriver:
@@ -134,12 +100,13 @@ class EngineDriver:
         self._make = make
         self.admission = admission or Admission()
         self._deadlines = Deadlines(self._give_up)
+        self._poison = Poison()
         self._observer = observer
         self._restarts = restarts
         self._load_seconds = 0.0  # of the last engine
         self._next_engine = 0.0  # when the next one will be there, as far as one can tell
-        self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
-        self._live: dict[str, _Live] = {}
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._live: dict[str, Live] = {}
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loaded = asyncio.Event()
@@ -194,20 +161,25 @@ class EngineDriver:
         assert self._engine is not None
         self._engine.validate(request)
 
-    def submit(self, requests: Sequence[GenerationRequest]) -> Subscription:
-        """Queue validated requests, all or none. Raises what ``Admission.admit`` raises, OverloadedError while there is
-        no engine, and EngineFailedError.
+    def submit(self, requests: Sequence[GenerationRequest], deadline: float | None = None) -> Subscription:
+        """Queue validated requests, all or none. ``deadline``: the monotonic time by which their client wants them.
+
+        Raises what ``Admission.admit`` and ``Poison.check`` raise, DeadlineError where the deadline has passed,
+        OverloadedError while there is no engine, and EngineFailedError.
         """
         info = self.engine_info
+        client = None if deadline is None else left_until(deadline)
         with self._refusals_counted(len(requests)):
-            self.admission.admit(requests, info, self.stats.known_cost)
+            self._poison.check(requests)
+            self.admission.admit(requests, info, self.stats.known_cost, client)
         if self._observer is not None:
             self._observer.accepted(len(requests))
         subscription = Subscription(requests)
         for request in requests:
-            self._live[request.request_id] = _Live(request, subscription)
+            self._live[request.request_id] = Live(request, subscription)
+            self._poison.began(request)
             self._put(request)
-            self._follow(request)
+            self._follow(request, client)
         self._idle.clear()
         return subscription
 
@@ -222,18 +194,18 @@ class EngineDriver:
     def _refusals_counted(self, count: int) -> Iterator[None]:
         try:
             yield
-        except AdmissionError as error:
+        except (OverloadedError, PoisonedPromptError) as error:
             if self._observer is not None:
                 self._observer.rejected(count, error.code or "")
             raise
 
-    def _follow(self, request: GenerationRequest) -> None:
+    def _follow(self, request: GenerationRequest, client: float | None) -> None:
         """Start its time limits, and watch its progress where that matters."""
         limits, progress = self.admission.limits, None
         if limits.queue_timeout is not None or self.admission.wants_progress(request):
             progress = self.watch(request.request_id)
             self.admission.follow(request.request_id, progress)
-        self._deadlines.start(request, limits, progress)
+        self._deadlines.start(request, limits, progress, client)
 
     def watch(self, request_id: str) -> "Watch":
         """Follow how far a submitted request's prompt is, step by step until it ends."""
@@ -248,7 +220,7 @@ class EngineDriver:
         if request_id not in self._live or self.state not in ("ready", "closing"):
             return None
         answer: asyncio.Future[Standing | None] = asyncio.get_running_loop().create_future()
-        self._put(_Explain(request_id, answer))
+        self._put(Explain(request_id, answer))
         try:
             return await asyncio.wait_for(answer, EXPLAIN_SECONDS)
         except TimeoutError:
@@ -270,7 +242,7 @@ class EngineDriver:
 
     def refresh(self) -> None:
         """Have ``stats`` read soon: an idle engine takes no steps, and its store's writes end behind the last one."""
-        self._put(_Refresh())
+        self._put(Refresh())
 
     async def close(self, drain_seconds: float = 0.0) -> None:
         """Refuse new requests, give the others ``drain_seconds``, fail the rest, end the thread. Again: nothing."""
@@ -291,7 +263,7 @@ class EngineDriver:
         await asyncio.sleep(0)  # what has ended in time is delivered first
         self._detach()
         self._end_all(shutting_down_error)  # before the store's last writes, which may take long
-        self._put(_Close())
+        self._put(Close())
         # A load cannot be interrupted from here: the thread finds the command when it ends.
         if not loading:
             await asyncio.to_thread(self.join, JOIN_SECONDS)
@@ -308,15 +280,15 @@ class EngineDriver:
         if isinstance(self._engine, ProcessEngine):
             self._engine.kill()
 
-    def _put(self, command: _Command) -> None:
+    def _put(self, command: Command) -> None:
         if self._attached is None:
             self._commands.put(command)
         elif isinstance(command, GenerationRequest):
             self._submit(self._attached.engine, command)
             self._attached.expect()
-        elif isinstance(command, _Cancel):
+        elif isinstance(command, Cancel):
             self._attached.engine.cancel(command.request_id)
-        elif isinstance(command, _Explain):
+        elif isinstance(command, Explain):
             self._attached.engine.explain(command.request_id, partial(_answer, command.answer))
 
     def _check_serving(self) -> None:
@@ -333,7 +305,7 @@ class EngineDriver:
         live = self._live.get(request_id)
         if live is not None and live.dropped is None:
             live.dropped = why
-            self._put(_Cancel(request_id))
+            self._put(Cancel(request_id))
 
     def _give_up(self, request_id: str, error: RequestError, why: str) -> None:
         """End a request for its caller now. Its slot is free when the engine has ended it, too."""
@@ -341,6 +313,9 @@ class EngineDriver:
         if live is None or live.told:
             return
         self._drop(request_id, why)
+        if isinstance(error, DeadlineError) and self.current is not None:
+            info, stats = self.current
+            error.retry_after = self.admission.predicted_wait(info, stats.known_cost)
         live.dropped, live.told = why, True
         live.subscription.refusals[request_id] = error
         live.subscription.give([failed_event(live.request, error)])
@@ -382,9 +357,10 @@ class EngineDriver:
         if gaps and self._observer is not None:
             self._observer.gaps(gaps)
 
-    def _ended(self, event: FinishEvent, live: _Live) -> None:
+    def _ended(self, event: FinishEvent, live: Live) -> None:
         del self._live[event.request_id]
         self.admission.ended(event)
+        self._poison.ended(live.request, event.reason in ("stop", "length"))
         self._deadlines.end(event.request_id)
         if self._watches:
             self._watches = tuple(watch for watch in self._watches if watch.request_id != event.request_id)
@@ -426,7 +402,7 @@ class EngineDriver:
     def _went(self, hangs: bool) -> None:
         """It will tell no more: the thread sees how it ended."""
         self._attached = None
-        self._commands.put(_Gone(hangs))
+        self._commands.put(Gone(hangs))
 
     def _detach(self) -> None:
         if self._attached is not None:
@@ -447,11 +423,12 @@ class EngineDriver:
         if self.state == "ready":
             self.state = "restarting"
         self._next_engine = next_engine
+        self._poison.died(live.request for live in self._live.values())
         self.admission.lost()
         if self._observer is not None:
             self._observer.lost()
         self._end_all(lambda: restarting_error(next_engine))
-        self._commands.put(_Settled())
+        self._commands.put(Settled())
 
     # Engine side.
 
@@ -537,30 +514,30 @@ class EngineDriver:
                 command = self._commands.get(timeout=left if settled else None)
             except queue.Empty:
                 break
-            if isinstance(command, _Close):
+            if isinstance(command, Close):
                 return False
-            settled = settled or isinstance(command, _Settled)
+            settled = settled or isinstance(command, Settled)
         return not self._closing
 
     def _await_end(self, engine: ProcessEngine) -> None:
         """The loop serves. Raises EngineLostError where the process ended."""
-        while not isinstance(command := self._commands.get(), _Close):
-            if isinstance(command, _Gone):
+        while not isinstance(command := self._commands.get(), Close):
+            if isinstance(command, Gone):
                 raise engine.lost(command.hangs)
 
     def _serve(self, engine: Engine) -> None:
         while True:
             # Without work this blocks on the queue: an idle server uses no processor time.
             for command in self._next_commands(wait=not engine.has_work()):
-                if isinstance(command, _Close):
+                if isinstance(command, Close):
                     return
-                if isinstance(command, _Cancel):
+                if isinstance(command, Cancel):
                     engine.cancel(command.request_id)
                 elif isinstance(command, GenerationRequest):
                     self._submit(engine, command)
-                elif isinstance(command, _Refresh):
+                elif isinstance(command, Refresh):
                     self.stats = engine.stats()
-                elif isinstance(command, _Explain):
+                elif isinstance(command, Explain):
                     self._post(_answer, command.answer, engine.explain(command.request_id))
             if engine.has_work():
                 events = engine.step()
@@ -581,7 +558,7 @@ class EngineDriver:
         except RequestError as error:
             self._post(self._refuse, request.request_id, error)
 
-    def _next_commands(self, wait: bool) -> Iterable[_Command]:
+    def _next_commands(self, wait: bool) -> Iterable[Command]:
         commands = [self._commands.get()] if wait else []
         while True:
             try:

@@ -6,7 +6,7 @@ Knows: errors, events. Must not know: threads, HTTP.
 import time
 
 from longread.spec.engine import FinishEvent, GenerationRequest
-from longread.spec.errors import EngineFailedError, OverloadedError, RequestError, RequestTimeoutError
+from longread.spec.errors import DeadlineError, EngineFailedError, OverloadedError, RequestError, RequestTimeoutError
 
 
 def overflow_error(unread: int, limit: int) -> RequestTimeoutError:
@@ -15,6 +15,18 @@ def overflow_error(unread: int, limit: int) -> RequestTimeoutError:
         f"{unread} tokens of the answer were not read, max_stream_buffer is {limit}: read the stream faster",
         code="slow_reader",
     )
+
+
+def left_until(deadline: float) -> float:
+    """Seconds until the monotonic time ``deadline``. Raises DeadlineError where it has passed."""
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise DeadlineError(
+            f"the deadline that came with the request passed {-left:.3g} s ago, before the engine was given it: give "
+            "it more time",
+            code="client_deadline",
+        )
+    return left
 
 
 def shutting_down_error() -> OverloadedError:

@@ -12,7 +12,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from longread.spec.errors import EngineFailedError, OverloadedError, RequestError, RequestTimeoutError
+from longread.spec.errors import (
+    DeadlineError,
+    EngineFailedError,
+    OverloadedError,
+    PoisonedPromptError,
+    RequestError,
+    RequestTimeoutError,
+)
 from longread.wire.responses import error_body
 
 logger = logging.getLogger("longread.server")
@@ -23,7 +30,7 @@ RETRY_AFTER_SECONDS = 1
 def error_response(error: RequestError) -> Response:
     """The answer for an error: its status and body, and Retry-After where trying again helps."""
     headers = None
-    if isinstance(error, OverloadedError):
+    if isinstance(error, OverloadedError | DeadlineError | PoisonedPromptError):
         seconds = error.retry_after if error.retry_after is not None else RETRY_AFTER_SECONDS
         headers = {"Retry-After": str(max(RETRY_AFTER_SECONDS, math.ceil(seconds)))}
     elif isinstance(error, RequestTimeoutError):

@@ -13,9 +13,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
+from longread.server import poison
 from longread.server.admission import REASONS
 from longread.server.calls import Call, told_reason
 from longread.server.clock import PARTS
+from longread.server.deadlines import CLIENT
 from longread.server.limits import TIMEOUTS
 from longread.spec.engine import EngineInfo, EngineStats, FinishEvent
 from longread.spec.reuse import MISS_REASONS
@@ -258,7 +260,7 @@ class ServerMetrics:
         ).labels(model_name=model_name)
         self._rejections = Counter(
             PREFIX + "admission_rejections",
-            "Requests refused because too much waits, by the limit.",
+            "Requests refused because too much waits, or for what their prompts did to the engine, by reason.",
             ["model_name", "reason"],
             registry=self.registry,
         )
@@ -274,9 +276,9 @@ class ServerMetrics:
             ["model_name", "reason"],
             registry=self.registry,
         )
-        for reason in REASONS:  # a rate needs the 0 before the first one
+        for reason in (*REASONS, *poison.REASONS):  # a rate needs the 0 before the first one
             self._rejections.labels(model_name=model_name, reason=reason)
-        for timeout in TIMEOUTS:
+        for timeout in (*TIMEOUTS, CLIENT):
             self._timeouts.labels(model_name=model_name, timeout=timeout.removesuffix("_timeout"))
         for reason in SLOW_READERS:
             self._slow_readers.labels(model_name=model_name, reason=reason)
@@ -301,7 +303,7 @@ class ServerMetrics:
     def finish(self, event: FinishEvent, reason: str) -> None:
         """A request ended. Times count only where a token came, end-to-end and decode only where it ended itself."""
         self._success.labels(model_name=self._model_name, finished_reason=reason).inc()
-        if reason in TIMEOUTS:
+        if reason in (*TIMEOUTS, CLIENT):
             self._timeouts.labels(model_name=self._model_name, timeout=reason.removesuffix("_timeout")).inc()
         times = event.times
         if not times.first_token:

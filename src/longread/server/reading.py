@@ -12,7 +12,8 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Literal
 
-from longread.server.driver import EngineDriver, Watch
+from longread.server.commands import Watch
+from longread.server.driver import EngineDriver
 from longread.server.output import error_of
 from longread.server.subscription import Subscription
 from longread.spec.documents import Document, DocumentShelf

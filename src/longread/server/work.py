@@ -80,6 +80,7 @@ async def start(
     fields: ChatRequest | CompletionRequest,
     requests: Sequence[GenerationRequest],
     prompt_field: str,
+    deadline: float | None,
 ) -> Subscription:
     """Check and submit, all or none. Raises RequestError; a prompt that is too long is ``prompt_field``'s fault."""
     # The choices of one prompt differ in their seed only. They share its ids: hashing a million for each takes seconds.
@@ -102,7 +103,7 @@ async def start(
     else:
         check()
     clock_of(request).mark("check")
-    return state.driver.submit(requests)
+    return state.driver.submit(requests, deadline)
 
 
 def open_call(

@@ -35,10 +35,11 @@
         ├── RecordNotFoundError      404, no record of that request is kept
         ├── RequestTimeoutError      408, the request did not arrive in time
         ├── PayloadTooLargeError     413
+        ├── PoisonedPromptError      422, the engine died over this prompt; says when it may be tried again
         ├── HeadTooLargeError        431
         ├── OverloadedError          503
         │   └── AdmissionError       429, not accepted now; says when to try again
-        ├── DeadlineError            504, accepted, but not done in the time that the server gives
+        ├── DeadlineError            504, accepted, but not done in the time that the server or the client gives
         └── EngineFailedError        500, the request failed inside the engine
 
 User input never meets ``assert``; internal invariants do.
@@ -217,6 +218,19 @@ class HeadTooLargeError(RequestError):
     status = 431
 
 
+class PoisonedPromptError(RequestError):
+    """The engine died more than once while it worked on this prompt; it may be tried again in ``retry_after`` seconds.
+
+    Not a 503: clients' libraries send those again by themselves.
+    """
+
+    status = 422
+
+    def __init__(self, message: str, code: str, retry_after: float):
+        super().__init__(message, code=code)
+        self.retry_after = retry_after
+
+
 class RequestTimeoutError(RequestError):
     """The client stopped sending in the middle of its request."""
 
@@ -244,10 +258,16 @@ class AdmissionError(OverloadedError):
 
 
 class DeadlineError(RequestError):
-    """The server's time limit for a request passed; ``code`` says which one."""
+    """A time limit of a request passed; ``code`` says which one. ``retry_after``: seconds, where that is known."""
 
     status = 504
     kind = "timeout_error"
+
+    def __init__(
+        self, message: str, param: str | None = None, code: str | None = None, retry_after: float | None = None
+    ):
+        super().__init__(message, param, code)
+        self.retry_after = retry_after
 
 
 class EngineFailedError(RequestError):

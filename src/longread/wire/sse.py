@@ -95,7 +95,7 @@ class ChatStream(ChunkStream):
     def deltas(
         self,
         index: int,
-        events: Iterable[ParseEvent],
+        events: Sequence[ParseEvent],
         *,
         logprobs: Sequence[Json] | None = None,
         token_ids: Sequence[int] | None = None,
@@ -104,7 +104,7 @@ class ChatStream(ChunkStream):
         """Chunks of parser events. Logprobs and ids ride on the first chunk; alone they make a chunk with an empty
         delta, since a token may end up in no text yet.
         """
-        joined = gathered(events)
+        joined = gathered(events) if len(events) > 1 else events
         if len(joined) == 1 and logprobs is None and token_ids is None and usage is None:
             (only,) = joined
             if isinstance(only, ContentDelta):

@@ -12,7 +12,7 @@ from longread.engine import policy
 from longread.server import admission as admitting
 from longread.server.admission import SPREAD_SECONDS, Admission, Pace
 from longread.server.backlog import WEIGHTS, Backlog, KnownPages, Unread
-from longread.server.driver import Watch
+from longread.server.commands import Watch
 from longread.server.fake import FakeEngine
 from longread.server.limits import Limits
 from longread.spec.config import Slo

@@ -11,7 +11,7 @@ import pytest
 
 from longread.engine import policy
 from longread.server.admission import Admission
-from longread.server.driver import Watch
+from longread.server.commands import Watch
 from longread.server.fake import FakeEngine
 from longread.server.limits import Limits
 from longread.spec.config import Slo
