@@ -18,6 +18,7 @@ from longread.plan.gpu_memory import Capacity, Cell, GpuMemory
 from longread.plan.peer_capacity import PeerCapacity
 from longread.plan.space import Fixed, cache_formats
 from longread.plan.survey import Survey
+from longread.plan.tables import print_records
 from longread.plan.timing import Timing
 from longread.spec.hardware import Hardware
 
@@ -266,20 +267,19 @@ def print_memory(console: Console, d: Deployment, memory: GpuMemory) -> None:
 
 def print_capacity(console: Console, where: str, capacities: Iterable[Capacity], peers: Iterable[PeerCapacity]) -> None:
     """Tokens and sessions at context lengths, and what vLLM and SGLang make of the same memory."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    columns = ("context", "sessions (rows alone)", "tokens", "a session" + ("" if where == "machine" else " on a card"))
     known = list(peers)
     engines = list(dict.fromkeys(p.engine for p in known))
+    names = ["context", "sessions (rows alone)", "tokens", "a session" + ("" if where == "machine" else " on a card")]
     # What a log says is for the length that the engine was started for; several lengths are several starts.
-    for name in (*columns, *(f"{e}: hold" for e in engines), *(f"{e}: its log says" for e in engines)):
-        table.add_column(name, justify="right")
+    names += [*(f"{e}: hold" for e in engines), *(f"{e}: its log says" for e in engines)]
+    rows = []
     for c in capacities:
         own = {p.engine: p for p in known if p.context == c.context}
         cells = [f"{c.context:,}", f"{c.sessions:,.1f}", f"{c.tokens:,}", gib(c.session_bytes)]
         cells += [f"{own[e].sessions:,.1f}" if e in own else "" for e in engines]
         cells += [f"{own[e].reported_tokens:,} tokens" if e in own else "" for e in engines]
-        table.add_row(*cells)
-    console.print(table)
+        rows.append(cells)
+    print_records(console, names, rows)
     for p in {p.engine: p for p in known}.values():
         console.print(f"  [dim]{p.engine}: {escape(p.why)}[/]")
 

@@ -63,7 +63,7 @@ def _flow(names: Sequence[str], row: Sequence[Text], width: int) -> list[Text]:
     """A record's lines: broken between fields, inside one only where it alone is longer than a line."""
     title = row[0].copy()
     title.stylize("bold")
-    lines, room = [title], 0
+    lines, room = [Text.assemble((f"{names[0]} ", "dim"), title)], 0
     for name, cell in zip(names[1:], row[1:], strict=True):
         if not cell:
             continue

@@ -47,6 +47,17 @@ def test_json_is_one_document(capsys: Capture) -> None:
     assert len(published["runs"]) > 60 and {"measured", "predicted", "left_out", "inside"} <= set(published["runs"][0])
 
 
+def test_no_figure_is_cut_on_a_terminal_of_80_columns(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = said(["V4-Flash", "--hardware", "2xH20-96"], capsys)
+    (row,) = [line for line in whole.splitlines() if line.lstrip().startswith("1,048,576 ") and "tokens" in line]
+    monkeypatch.setattr("longread.plan.tables.PIPED", 80)
+    for argv in (["V4-Flash", "--hardware", "2xH20-96"], ["--published"]):
+        out = said(argv, capsys)
+        assert "…" not in out and max(len(line.rstrip()) for line in out.splitlines()) <= 80
+        if argv[0] != "--published":
+            assert all(figure in out for figure in row.split())
+
+
 def test_a_cpu_is_no_card(capsys: Capture) -> None:
     for more, code in (([], 0), (["--isl", "8K", "--osl", "64"], 0)):
         out = said(["reader-v4", "--hardware", "cpu", *more], capsys, code=code)

@@ -38,7 +38,7 @@ def test_a_row_a_record_where_there_is_room_and_a_column_a_record_before_fields_
     assert across[0].split() == ["class", "short", "long", "[i]"]
     assert [line.split()[0] for line in across] == ["class", "TTFT", "E2E", "reused", "note"]
     below = drawn(46, short)
-    assert [line for line in below if not line.startswith(" ")] == ["short", "long [i]"]
+    assert [line for line in below if not line.startswith(" ")] == ["class short", "class long [i]"]
     assert "   TTFT p50/p99 442 s / 562 s" in below
 
 
