@@ -41,6 +41,7 @@ TORCH_FREE_MODULES = (
     "longread.engine.waiting",
     "longread.engine.reading",
     "longread.engine.rows",
+    "longread.engine.slots",
     "longread.engine.standing",
     "longread.engine.batch",
     "longread.engine.virtual",

@@ -82,6 +82,7 @@ class Bench:
                     self.scheduler.remove(timeline, keep_tail=True)
                     del self.live[timeline.key]
         self.cache.check()
+        self.scheduler.check()
         return plan
 
     def run(self, limit: int = 10_000) -> int:

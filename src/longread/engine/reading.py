@@ -63,6 +63,10 @@ class Reading:
         self._levels: list[dict[str, _Party]] = [{} for _ in LEVELS]
         self._dealt = 0  # prompt tokens, so far
 
+    @property
+    def count(self) -> int:
+        return sum(len(party.arrivals) for parties in self._levels for party in parties.values())
+
     def add(self, entry: Entry) -> None:
         """It reads its prompt from now on; its level must not change while it does."""
         party = self._levels[entry.level].setdefault(entry.owner, _Party())

@@ -4,6 +4,7 @@ Knows entries, the lengths of their timelines and of their pages; decides nothin
 for its timeline, its lease and its pages takes longer than all the rest of a decision.
 """
 
+from collections.abc import Sequence
 from operator import gt
 
 from longread.engine.sequence import Grant
@@ -61,6 +62,20 @@ class DecodeRows:
         """Those whose token of the coming step is the last of what their lease was opened with."""
         self._unread = [entry for entry in self._unread if entry.timeline.computed < _planned(entry)]
         return self._unread
+
+    def check(self, entries: Sequence[Entry]) -> None:
+        """Audit: these and nobody else are here. Raises AssertionError."""
+        if set(entries) != set(self._entries) or len(entries) != len(self._entries):
+            raise AssertionError(f"{len(self._entries)} rows are kept, of {len(entries)}")
+        for entry, grant, tokens, room in zip(self._entries, self.grants, self._tokens, self._rooms, strict=True):
+            lease = entry.timeline.lease
+            pages = len(lease.pages) if lease is not None else 0
+            if (
+                grant.timeline is not entry.timeline
+                or tokens is not entry.timeline.tokens
+                or room != pages * PAGE_TOKENS
+            ):
+                raise AssertionError(f"the row of {entry.timeline.key!r} is another's, or its pages are {pages}")
 
 
 def _planned(entry: Entry) -> int:

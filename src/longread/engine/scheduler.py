@@ -10,7 +10,8 @@ token for each sequence (``plan.resolve`` refuses any other).
 Admission. In ``waiting``'s order, while slots and pages last; a prompt's pages are reserved whole, so that two books
 that do not fit together are not started together. A request that has to wait for pages may be passed by later, smaller
 ones, and one of a lower class by those of a higher one, at most ``BYPASS_LIMIT`` times its class's factor. A prompt
-whose prefix is being computed by a running sequence waits for that.
+whose prefix is being computed by a running sequence waits for that. Long prompts leave some slots to short ones
+(``slots``).
 
 Loading. Where a slower tier has more of a prompt than the device, its pages are loaded first: the request keeps its
 place and counts for its slot and its pages, while everything else goes on. When the load ends it is admitted like any
@@ -37,6 +38,7 @@ from longread.engine import policy
 from longread.engine.reading import LUMP, Reading
 from longread.engine.rows import DecodeRows
 from longread.engine.sequence import Grant, Timeline
+from longread.engine.slots import LATELY, most_long
 from longread.engine.standing import Outlook, standing
 from longread.engine.waiting import Entry, WaitingLines
 from longread.kv.cache import KVCache
@@ -108,6 +110,8 @@ class Scheduler:
         self._loading: list[Entry] = []  # of the waiting ones: wait for a load
         self._alone: dict[Entry, int] = {}  # to be computed alone until so many tokens have their state
         self._arrivals = 0
+        self._short_arrival = -LATELY - 1  # the newest arrival whose prompt one step can read
+        self._long = 0  # running ones whose prompt was none
         self._steps = 0
         self._hold: float | None = None  # mean seconds that a request keeps its slot
         self.cost: StepCost | None = None
@@ -132,6 +136,8 @@ class Scheduler:
     def add(self, timeline: Timeline, priority: int = 0, owner: str = "") -> None:
         """Queue a timeline behind all others of its class and owner."""
         entry = Entry(timeline, self._arrivals, class_of(priority), owner)
+        if timeline.prompt_length <= self._budget:
+            self._short_arrival = self._arrivals
         self._arrivals += 1
         self._entries[timeline.key] = entry
         self._waiting.add(entry)
@@ -144,6 +150,7 @@ class Scheduler:
         if entry.running:
             self._running.remove(entry)
             self._unfile(entry)
+            self._long -= entry.long
             held = self._clock() - entry.admitted_at
             self._hold = held if self._hold is None else self._hold + HOLD_RATE * (held - self._hold)
         else:
@@ -170,6 +177,7 @@ class Scheduler:
     def _preempt(self, entry: Entry, keep_tail: bool = True) -> Timeline:
         self._running.remove(entry)
         self._unfile(entry)
+        self._long -= entry.long
         # The tail is kept so that the resume costs little; under pressure the cache evicts it like any other page.
         entry.timeline.release(self._cache, keep_tail)
         self._waiting.charge(entry)
@@ -200,6 +208,19 @@ class Scheduler:
             current_target(self._slo, self._step_target, self.cost, rows),
         )
         return standing(entry, ahead, outlook, waited)
+
+    def check(self) -> None:
+        """Audit of what is kept from step to step; raises AssertionError."""
+        self._reading.check()
+        reading = [entry for entry in self._running if entry.filed]
+        rows = [entry for entry in self._running if not entry.filed]
+        self._rows.check(rows)
+        if len(reading) != self._reading.count or self._running != sorted(self._running, key=lambda e: e.rank):
+            raise AssertionError(
+                f"{self._reading.count} prompts are kept, of {len(reading)}; or the ranks are mixed up"
+            )
+        if self._long != sum(entry.long for entry in self._running):
+            raise AssertionError(f"{self._long} long prompts are counted")
 
     def schedule(self) -> Schedule:
         """Decide the next step. Pages and snapshot rows of every grant are reserved when this returns."""
@@ -266,7 +287,8 @@ class Scheduler:
         passed: list[Entry] = []  # lack pages; whoever is admitted from here on passes them
         tried = 0  # and not admitted
         while not plan.preempted:  # else they would be looked at, who have just given way
-            more = [e for e in self._waiting.order(ADMISSION_WINDOW + len(looked), BYPASS_LIMIT) if e not in looked]
+            order = self._waiting.order(ADMISSION_WINDOW + len(looked), BYPASS_LIMIT, ready=self._long_enough)
+            more = [entry for entry in order if entry not in looked]
             if not more or (self._full and not self._gives_way(0)):
                 return
             for entry in more:
@@ -283,6 +305,14 @@ class Scheduler:
 
     def _look_at(self, plan: Schedule, entry: Entry, passed: list[Entry]) -> bool:
         """Admit one entry, if that can be. True: nobody else may be admitted in this step."""
+        if self._long_enough and not self._gives_way(entry.level) and self._is_long(entry):
+            self._waiting.put_off(entry)
+            entry.waits(
+                "slots",
+                f"prompts of more than {self._budget:,} tokens hold {self._long} of {self._max_num_seqs} slots; "
+                "the rest is kept for shorter ones",
+            )
+            return False
         if not self._try(plan, entry):
             passed.append(entry)
             return self._waiting.overdue(entry, BYPASS_LIMIT)
@@ -334,6 +364,17 @@ class Scheduler:
     @property
     def _full(self) -> bool:
         return len(self._running) + len(self._loading) >= self._max_num_seqs
+
+    @property
+    def _long_enough(self) -> bool:
+        """Whether long prompts hold all slots that they may."""
+        return self._long >= most_long(self._max_num_seqs, self._arrivals - self._short_arrival)
+
+    def _is_long(self, entry: Entry) -> bool:
+        """Whether one step cannot read it, and nobody is about to publish what it begins with."""
+        chain = self._chain(entry)
+        missing = len(chain) - self._cache.match(chain).cached_tokens
+        return missing > self._budget and self._cache.promised(chain, self._interval) is None
 
     def _gives_way(self, level: int) -> bool:
         """Whether anybody runs at a lower class than ``level`` (a higher number)."""
@@ -440,6 +481,10 @@ class Scheduler:
         entry.running = True
         entry.admitted_at = self._clock()
         entry.started = self._steps
+        entry.long = tokens > self._budget
+        self._long += entry.long
+        if not entry.long:
+            self._short_arrival = max(self._short_arrival, entry.arrival)
         self._file(entry)
         insort(self._running, entry, key=lambda e: e.rank)
 

@@ -34,7 +34,8 @@ class Entry:
     ``starter``: whether it is its own; ``loads``: how many of its own it had. ``work``: prompt tokens that were not
     cached when it was first admitted; ``yielded``: tokens that passed it while it read them. ``reason`` and ``detail``:
     why it was not admitted when it was last looked at. ``granted``: its tokens in the last step. ``filed`` and
-    ``passed`` are ``Reading``'s. ``started``: the step that it was admitted in.
+    ``passed`` are ``Reading``'s. ``started``: the step that it was admitted in. ``long``: one step cannot
+    read what was not cached of it when that was last looked at.
     """
 
     def __init__(self, timeline: Timeline, arrival: int, request_class: RequestClass = "interactive", owner: str = ""):
@@ -58,6 +59,7 @@ class Entry:
         self.filed = 0
         self.passed = 0
         self.started = 0
+        self.long = False
         self.reason: WaitReason = "turn"
         self.detail = ""
         self._lacked: tuple[int, int] | None = None
@@ -98,6 +100,7 @@ class _Line:
 
     level: int
     entries: dict[Entry, None] = field(default_factory=dict)  # in order of arrival; found and removed at once
+    ready: dict[Entry, None] = field(default_factory=dict)  # of them, who have not been put off
     head_since: int = 0
     given: int = 0
     turn: tuple[int, int, int] = (0, 0, 0)
@@ -130,11 +133,11 @@ class WaitingLines:
         """Behind all others of its owner; a preempted one before all that never ran."""
         self._count += 1
         if entry.preemptions:
-            line = self._resumed[entry] = _Line(entry.level, {entry: None}, self._admissions, -1)
+            line = self._resumed[entry] = _Line(entry.level, {entry: None}, {entry: None}, self._admissions, -1)
             self._file(line)
             return
         line = self._line(entry)
-        line.entries[entry] = None
+        line.entries[entry] = line.ready[entry] = None
         if len(line.entries) == 1:
             line.head_since = self._admissions
             line.given = max(line.given, self._clock[line.level])
@@ -144,6 +147,7 @@ class WaitingLines:
         """It ended, or was admitted."""
         self._count -= 1
         line = self._resumed.pop(entry, None) or self._line(entry)
+        line.ready.pop(entry, None)
         if line.head is not entry:
             del line.entries[entry]
             return
@@ -161,6 +165,10 @@ class WaitingLines:
             self._clock[line.level] = max(self._clock[line.level], line.given)
             self._give(line, max(tokens, 1))
 
+    def put_off(self, entry: Entry) -> None:
+        """Leave it out of ``order`` where that is for those who are ready; its place stays its own."""
+        (self._resumed.get(entry) or self._line(entry)).ready.pop(entry, None)
+
     def charge(self, entry: Entry) -> None:
         """Count the output tokens that were not counted yet."""
         length = len(entry.timeline.tokens)
@@ -173,11 +181,11 @@ class WaitingLines:
         line = self._resumed.get(entry) or self._line(entry)
         return line.head is entry and self._admissions - line.head_since >= bypass * BYPASS_FACTORS[line.level]
 
-    def order(self, most: int, bypass: int) -> list[Entry]:
-        """The first ``most`` in the order in which they may be admitted."""
-        return list(islice(self._ordered(bypass), most))
+    def order(self, most: int, bypass: int, *, ready: bool = False) -> list[Entry]:
+        """The first ``most`` in the order in which they may be admitted. ``ready``: of those who were not put off."""
+        return list(islice(self._ordered(bypass, ready), most))
 
-    def _ordered(self, bypass: int) -> Iterator[Entry]:
+    def _ordered(self, bypass: int, ready: bool) -> Iterator[Entry]:
         """A line begins when its turn comes; each entry behind its head comes as if those before it were admitted."""
         begun: list[tuple[tuple[int, int, int], Entry, Iterator[Entry]]] = []  # a heap: no two arrived together
 
@@ -193,16 +201,18 @@ class WaitingLines:
 
         first: set[_Line] = set()
         for _, line in heapq.merge(*(self._overdue(level, bypass) for level in range(len(LEVELS)))):
+            rest = iter(line.ready if ready else line.entries)
+            head = next(rest, None)
+            if head is not line.head or head is None:
+                continue  # whoever is overdue is put off
             first.add(line)
-            rest = iter(line.entries)
-            head = next(rest)
             yield head
             push(line.level, line.given + max(head.timeline.prompt_length, 1), rest)
         for turn, line in self._turns:
             while begun and begun[0][0] < turn:
                 yield pop()
             if line not in first:
-                push(line.level, line.given, iter(line.entries))
+                push(line.level, line.given, iter(line.ready if ready else line.entries))
         while begun:
             yield pop()
 
