@@ -28,7 +28,7 @@ def add_parser(kinds: "_SubParsersAction[Parser]") -> None:
         description="Show a workload's first requests with the answers that are right, or write all of it as JSON "
         "lines: for bench serve's custom dataset, or for vLLM's. Without a name: the workloads and their options.",
         epilog="Lengths: N, uniform:LOW:HIGH, lognormal:MEDIAN:SIGMA or list:N,N,… "
-        "Example: longread bench workload documents --isl 64K --dataset-option questions=4 language=zh --output f.jsonl",
+        "Example: longread bench workload documents --isl 64K --dataset-option questions=4 --output f.jsonl",
     )
     parser.add_argument("name", nargs="?", metavar="NAME", help="documents, chat, agent, …; none: list them all")
     parser.add_argument(

@@ -73,7 +73,6 @@ def write(path: Path, asks: Sequence[Ask], form: str = "longread", tell: Callabl
         os.umask(mask)
         os.chmod(name, 0o666 & ~mask)  # mkstemp's files are their owner's only
         os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    finally:
+        Path(name).unlink(missing_ok=True)  # where it was not moved
     return size

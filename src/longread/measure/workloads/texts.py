@@ -35,9 +35,9 @@ ABSENT: Final = {
 CHUNK_LINES = 256  # counted together
 RESERVE = {True: 72, False: 36}  # tokens of a question with up to three keys, or with one
 READ_LINES = 72_000  # a reader domain has no more names than that
-READ_TRIES = 12
+READ_TRIES, EDITIONS = 4, 8
 SAMPLE_LINES = 200
-CLOSE = 400  # a length within one part in so many is met
+CLOSE = 250  # a length within one part in so many is met
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,32 +153,33 @@ def padding_of(genre: Genre, said: Sequence[Said]) -> tuple[list[str], list[str]
 
 
 def _read(domain: str, language: str, seed: int, tokens: int, counter: Counter, asking: Asking | None) -> Text:
-    """A reader domain's text is made for a number of lines, so the number is corrected until the length is met."""
-    best: tuple[int, reading.Document, int] | None = None
+    """A reader domain's text is made for a number of lines, so the number is corrected until the length is met. Of a
+    short one a line may be too much: then other editions of it are tried.
+    """
+    found: list[tuple[int, reading.Document, int]] = []  # the best one so far
     sample = reading.write(seed, SAMPLE_LINES, language, domain).text
-    lines = min(max(tokens * SAMPLE_LINES // counter.count(sample), 8), READ_LINES)
-    tried: set[int] = set()
-    for _ in range(READ_TRIES):
-        tried.add(lines)
-        document = reading.write(seed, lines, language, domain)
-        size = counter.count(document.text)
-        asked = _read_questions(document, asking) if asking else []
-        error = size + (counter.count("\n" + asked[0].text) if asked else 0) - tokens
-        if best is None or abs(error) < abs(best[0]):
-            best = error, document, size
-        if abs(error) * CLOSE <= tokens:
+    guess = min(max(tokens * SAMPLE_LINES // max(counter.count(sample), 1), 8), READ_LINES)
+    for edition in range(EDITIONS):
+        lines = guess
+        for _ in range(READ_TRIES):
+            document = reading.write(seed + (edition << 64), lines, language, domain)
+            size = counter.count(document.text)
+            asked = _read_questions(document, asking) if asking else []
+            error = size + (counter.count("\n" + asked[0].text) if asked else 0) - tokens
+            if not found or abs(error) < abs(found[0][0]):
+                found = [(error, document, size)]
+            if lines == READ_LINES and error * CLOSE < -tokens:
+                raise ConfigError(
+                    f"a {domain} holds at most {size:,} tokens by this tokenizer, not {tokens:,}; ask for less or for "
+                    f"one of {', '.join(OWN_DOMAINS)}"
+                )
+            before, lines = lines, min(max(lines - round(error * lines / max(size, 1)), 8), READ_LINES)
+            if abs(error) * CLOSE <= tokens or lines == before:
+                break
+        guess = lines
+        if abs(found[0][0]) * CLOSE <= tokens:
             break
-        if lines == READ_LINES and error < 0:
-            raise ConfigError(
-                f"a {domain} holds at most {size:,} tokens by this tokenizer, not {tokens:,}; ask for less or for one "
-                f"of {', '.join(OWN_DOMAINS)}"
-            )
-        aim = min(max(lines - round(error * lines / size), 8), READ_LINES)
-        # The question changes with the text, so a number that was tried may come up again: then its neighbours.
-        lines = next(each for off in range(READ_TRIES + 1) for each in (aim - off, aim + off) if each not in tried)
-        lines = min(max(lines, 8), READ_LINES)
-    assert best is not None  # the loop runs at least once
-    _, document, size = best
+    _, document, size = found[0]
     return Text(domain, language, document.text, size, document.facts, lambda wanted: _read_questions(document, wanted))
 
 
