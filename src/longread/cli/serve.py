@@ -84,7 +84,8 @@ def _add_http(parser: Parser) -> None:
         type=float,
         default=10.0,
         metavar="SECONDS",
-        help="how long open requests may go on at the end",
+        help="how long open requests may go on at the end; then the engine may write what is due to the store for as "
+        "long again (5 to 45 s); a second signal stops at once",
     )
 
 

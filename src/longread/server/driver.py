@@ -41,6 +41,7 @@ from longread.server.commands import (
     Watch,
 )
 from longread.server.deadlines import Deadlines
+from longread.server.draining import MOST_WRITING, drained, ended, writing_seconds
 from longread.server.ends import (
     broken_error,
     failed_event,
@@ -76,7 +77,7 @@ from longread.spec.errors import (
 logger = logging.getLogger("longread.server")
 
 EXPLAIN_SECONDS = 20.0  # for the step that runs to end
-JOIN_SECONDS = 60.0  # a step in progress ends first; one that never ends must not hold the process
+JOIN_MARGIN = 3.0  # seconds, for a process that has to be killed; a step that never ends must not hold the server
 
 AnyEngine = Engine | ProcessEngine
 State = Literal["loading", "ready", "restarting", "closing", "failed", "closed"]
@@ -116,6 +117,7 @@ class EngineDriver:
         self._engine: AnyEngine | None = None
         self._attached: Attached | None = None  # the engine, where it is a process's and there
         self._closing = False
+        self._end_seconds = MOST_WRITING
         self._watches: tuple[Watch, ...] = ()  # replaced whole by the loop thread, read by the engine's
         self.state: State = "loading"
         self.error: BaseException | None = None
@@ -245,28 +247,26 @@ class EngineDriver:
         self._put(Refresh())
 
     async def close(self, drain_seconds: float = 0.0) -> None:
-        """Refuse new requests, give the others ``drain_seconds``, fail the rest, end the thread. Again: nothing."""
+        """Refuse new requests, give the others ``drain_seconds``, fail the rest, end the engine, which may then write
+        for ``writing_seconds(drain_seconds)``. Again: nothing.
+        """
         if self._closing:
             return
         self._closing = True
         if self.state == "ready":
             self.state = "closing"
             if self._live and drain_seconds > 0:
-                try:
-                    await asyncio.wait_for(self._idle.wait(), drain_seconds)
-                except TimeoutError:
-                    logger.warning(
-                        "%d requests did not end within %g s and are cut off", len(self._live), drain_seconds
-                    )
+                await drained(lambda: len(self._live), self._idle, drain_seconds)
         loading = self.state in ("loading", "restarting")
         self.state = "closed" if self.state != "failed" else "failed"
         await asyncio.sleep(0)  # what has ended in time is delivered first
         self._detach()
         self._end_all(shutting_down_error)  # before the store's last writes, which may take long
+        self._end_seconds = writing_seconds(drain_seconds)
         self._put(Close())
         # A load cannot be interrupted from here: the thread finds the command when it ends.
         if not loading:
-            await asyncio.to_thread(self.join, JOIN_SECONDS)
+            await ended(asyncio.to_thread(self.join, self._end_seconds + JOIN_MARGIN), self._end_seconds)
         self._loaded.set()
 
     def join(self, seconds: float) -> None:
@@ -485,7 +485,10 @@ class EngineDriver:
                 raise
             lost: LongreadError = error
         finally:
-            engine.close()
+            if isinstance(engine, ProcessEngine):
+                engine.close(self._end_seconds)
+            else:
+                engine.close()
         life, next_engine = time.monotonic() - begun, None
         while next_engine is None and self._await_turn(lost, life):
             try:

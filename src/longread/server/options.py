@@ -20,7 +20,7 @@ class ServerOptions:
     ``served_model_name``: what a request's ``model`` may be, the first is the one reported; empty: the engine's name.
     ``api_key``: accepted keys, empty: no check. ``limits``: what is taken on, and for how long, at first: they may be
     replaced while the server runs. ``max_body_bytes`` bounds a request body, ``shutdown_timeout`` (seconds) how long
-    open requests may go on.
+    open requests may go on; writing to the store may then take as long again (``draining.writing_seconds``).
     ``step_timeout``: seconds of one step after which the engine counts as hung; 0: never.
     ``allowed_origins``: CORS is off unless it names origins.
     """

@@ -76,8 +76,8 @@ class ProcessEngine(Protocol):
         """End it at once."""
         ...
 
-    def close(self) -> None:
-        """End it in order. It waits."""
+    def close(self, seconds: float) -> None:
+        """End it in order within that time, or at all. It waits."""
         ...
 
 

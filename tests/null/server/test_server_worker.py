@@ -362,6 +362,17 @@ def test_closing_ends_what_runs_and_the_process() -> None:
     assert engine._process.end(0) == 0
 
 
+def test_one_that_does_not_end_in_its_time_is_killed() -> None:
+    engine = workers(engine=LONG, step_seconds=0.01).make()
+    engine.submit(request("a", ENDLESS))
+    step(engine)
+    os.kill(engine.pid, signal.SIGSTOP)
+    begun = time.monotonic()
+    engine.close(0.3)
+    assert time.monotonic() - begun < 5.0
+    assert not psutil.pid_exists(engine.pid)
+
+
 def test_a_prompt_with_many_choices_is_sent_once(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[int] = []
     with working() as engine:

@@ -165,7 +165,7 @@ class _Served:
                 while kind != messages.CLOSE:
                     self._obey(kind, told)
                     kind, told = commands.get_nowait()
-                self._close()
+                self._close(told)
                 return 0
             except queue.Empty:
                 pass
@@ -244,9 +244,11 @@ class _Served:
         except ChannelError:
             logger.debug("the server is gone; a grammar's check was dropped")
 
-    def _close(self) -> None:
-        """End what runs as if it had been cancelled, so that what it computed stays in the cache, and write that."""
-        end = time.monotonic() + CANCEL_SECONDS
+    def _close(self, seconds: float) -> None:
+        """End what runs as if it had been cancelled, so that what it computed stays in the cache, and write that. After
+        ``seconds`` the server ends this process, wherever it is.
+        """
+        end = time.monotonic() + min(CANCEL_SECONDS, seconds / 2)
         for name in list(self._numbers):
             self._engine.cancel(name)
         while self._numbers and time.monotonic() < end:

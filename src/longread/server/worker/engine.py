@@ -185,26 +185,28 @@ class WorkerEngine:
         """End the process at once, without what it has not written."""
         self._process.kill()
 
-    def close(self) -> None:
+    def close(self, seconds: float = CLOSE_SECONDS) -> None:
         """Have the process cancel its requests, keep what they computed, finish the store's writes and end; one that
-        does not is killed. Idempotent.
+        has not ended after ``seconds`` is killed. Idempotent.
         """
         if self._closed:
             return
         self._closed = True
         self._channel.keep_unsent(None)
         if not self.gone:
-            self._ask_to_end(time.monotonic() + CLOSE_SECONDS)
+            self._ask_to_end(seconds)
             self._go("it was closed")
         self._channel.close()
 
-    def _ask_to_end(self, end: float) -> None:
+    def _ask_to_end(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+
         def waiting() -> None:
             if time.monotonic() > end:
                 raise ChannelError("it does not read")
 
         try:
-            self._channel.send(messages.CLOSE, b"null", waiting=waiting)
+            self._channel.send(messages.CLOSE, messages.encode(seconds), waiting=waiting)
             # Read on: a process that cannot send what it has left would not come to its end.
             while (left := end - time.monotonic()) > 0 and self._channel.receive(left) is not None:
                 pass
@@ -212,7 +214,8 @@ class WorkerEngine:
             logger.warning("the engine's process: %s", error)
         code = self._process.end(max(0.0, end - time.monotonic()) + 1.0)
         if code != 0:
-            logger.warning("the engine's process did not end in order: %s", self._process.why())
+            why = self._process.why()
+            logger.warning("the engine's process did not end in order within %g s: %s", seconds, why)
 
     def _receive(self, seconds: float) -> None:
         """Book what comes within that time. The end of the stream means that the process has ended or is ending."""
