@@ -166,6 +166,8 @@ def test_vllms_form_and_what_it_cannot_carry(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no token ids"):
         write(path, build("random", {"vocab_size": 9, "num_prompts": 1}).asks, "vllm")
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+    with pytest.raises(ConfigError, match=r"ends in \.jsonl"):
+        write(tmp_path / "v.json", build("chat", {"num_prompts": 1}).asks, "vllm")
     with pytest.raises(ConfigError, match="its folder does not exist"):
         write(tmp_path / "no" / "f", build("chat", {"num_prompts": 1}).asks)
     assert "expected" in row(build("chat", {"num_prompts": 1}).asks[0])

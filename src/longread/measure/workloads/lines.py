@@ -39,8 +39,8 @@ def row(ask: Ask) -> dict[str, Any]:
 
 
 def vllm_row(ask: Ask) -> dict[str, Any]:
-    """``prompt`` and ``output_tokens``: what ``vllm bench serve --dataset-name custom --custom-output-len -1`` reads,
-    which puts its chat template around the prompt. A chat's turns are joined. Raises ConfigError for what it cannot
+    """``prompt`` and ``output_tokens``: what ``vllm bench serve --dataset-name custom --custom-output-len -1
+    --disable-shuffle`` reads, which puts its chat template around the prompt. A chat's turns are joined. Raises ConfigError for what it cannot
     carry.
     """
     if isinstance(ask.prompt, tuple):
@@ -59,6 +59,8 @@ def write(path: Path, asks: Sequence[Ask], form: str = "longread", tell: Callabl
     make = {"longread": row, "vllm": vllm_row}[form]
     if path.is_dir() or not path.parent.is_dir():
         raise ConfigError(f"{path}: {'is a folder; name a file' if path.is_dir() else 'its folder does not exist'}")
+    if form == "vllm" and path.suffix != ".jsonl":
+        raise ConfigError(f"{path}: vLLM reads its custom dataset from files whose name ends in .jsonl only")
     size = 0
     out, name = tempfile.mkstemp(prefix=f".{path.name[:80]}.", dir=path.parent)
     try:
