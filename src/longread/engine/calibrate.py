@@ -25,9 +25,9 @@ log = logging.getLogger(__name__)
 
 WARM_UP_TOKENS = 64
 SIZES = (32, 64, 128, 256, 512)  # of chunks: where reading becomes quick lies among them on any machine seen so far
-FAR_SIZES = (32, 128)
 CONTEXT = 8192  # long enough to tell what a token looks back at, short enough to be there in most caches
 ROUNDS = 4
+RISING = 1.04  # times the rate of half as large a chunk: then a still larger one may read faster
 LOOKS = 8192  # of the order of a dense model's; a sparse one's are more, which is learnt
 QUIET = 1.3  # times the least of a kind's times is its second least on a machine that does nothing else
 EXACT = 0.35  # of a step's time may be missing in what the fit says of a step that it was made from
@@ -73,9 +73,9 @@ def calibrate(
     small = min(WARM_UP_TOKENS, most)
     decode: Kind = ((1, small - 1),)
     chunk: Kind = ((small, 0),)
-    lone = [((min(n, most, context), 0),) for n in SIZES]
-    far = [((min(n, most, context // 2), context - min(n, most, context // 2)),) for n in FAR_SIZES]
-    kinds = dict.fromkeys([decode, chunk, ((1, context - 1),), decode * min(num_slots, 4), *lone, *far])
+    lone: list[Kind] = [((min(n, most, context), 0),) for n in SIZES]
+    far: Kind = ((small, context - small),)
+    kinds = dict.fromkeys([decode, chunk, ((1, context - 1),), decode * min(num_slots, 4), *lone, far])
     taken: dict[Kind, list[float]] = {
         kind: [_measure(model, state, kind) for _ in range(ROUNDS - 1)] for kind in (decode, chunk)
     }
@@ -85,6 +85,7 @@ def calibrate(
             times = taken.setdefault(kind, [])
             if time.perf_counter() + (min(times) if times else first.seconds(*_work(kind))) <= end:
                 times.append(_measure(model, state, kind))
+    lone += _larger(model, state, lone, taken, min(most, context), end)
     least = {kind: min(times) for kind, times in taken.items() if times}
     costs = CostModel(first)
     for _ in range(ROUNDS):  # the prior, which is made from two of them, counts little beside that
@@ -93,11 +94,35 @@ def calibrate(
     sure = _quiet(taken) and _exact(costs.cost, least)
     if not sure:
         costs.doubt()
-    target = quick_step([_curve(least, lone), _curve(least, far)], sure)
+    target = quick_step([_curve(least, lone)], sure)
     log.info(
         "a step takes %s%s", told(costs.cost), "" if sure else "; measured on a busy machine, so not told to anyone"
     )
     return Calibration(costs, target)
+
+
+def _larger(
+    model: Model,
+    state: Mapping[str, Tensor],
+    lone: Sequence[Kind],
+    taken: dict[Kind, list[float]],
+    most: int,
+    end: float,
+) -> list[Kind]:
+    """Measure ever larger chunks as long as that reads faster: where starting a step takes long, the best rate is far
+    beyond what fills a CPU. Writes ``taken``; returns the kinds.
+    """
+    found: list[Kind] = []
+    before, last = lone[-2], lone[-1]
+    while taken.get(before) and taken.get(last):
+        size, seconds = last[0][0], min(taken[last])
+        rising = size / seconds > RISING * before[0][0] / min(taken[before])
+        if not rising or 2 * size > most or time.perf_counter() + 4 * seconds > end:
+            break
+        before, last = last, ((2 * size, 0),)
+        taken[last] = [_measure(model, state, last) for _ in range(2)]
+        found.append(last)
+    return found
 
 
 def _curve(least: Mapping[Kind, float], kinds: Sequence[Kind]) -> Curve:
@@ -106,9 +131,9 @@ def _curve(least: Mapping[Kind, float], kinds: Sequence[Kind]) -> Curve:
 
 
 def _quiet(taken: Mapping[Kind, Sequence[float]]) -> bool:
-    """Whether the least times of most kinds were met twice."""
+    """Whether most kinds were measured more than once, and their least times met twice."""
     ratios = [second / first for first, second, *_ in (sorted(times) for times in taken.values() if len(times) > 1)]
-    return not ratios or statistics.median(ratios) <= QUIET
+    return len(ratios) > len(taken) // 2 and statistics.median(ratios) <= QUIET
 
 
 def _exact(cost: StepCost, least: Mapping[Kind, float]) -> bool:

@@ -40,7 +40,7 @@ from longread.weights.reader import Checkpoint
 log = logging.getLogger(__name__)
 
 CALIBRATED_BYTES = 64 * 2**20  # of weights are worth a second of measuring; a toy's steps are over before it would be
-CALIBRATED_SECONDS = 1.5  # at most
+CALIBRATED_SECONDS = 2.5  # at most; a quiet machine of two cores is done with a reader in half of it
 Progress = Callable[[int, int], None]  # (bytes read, bytes to read)
 
 

@@ -16,7 +16,8 @@ from longread.spec.cost import StepCost
 
 LOSS = 0.1  # of the best rate; what the engine does between two steps takes some percent more
 SHORTEST, LONGEST = 0.03, 0.25  # seconds; nobody notices less, and more would be felt whatever it gains
-UNSURE = 0.1  # at most so long where the machine was too busy to be measured
+UNSURE = 0.06  # at most so long where the machine was too busy to be measured
+WIDTH = 4  # times its smallest size a curve must reach
 STEP_LAUNCHES = 5  # times the time of starting a step is the least target: machines become busy later, too
 STRETCH = 2  # times its target a step may take where every prompt that is waited for ends with it
 LEAST_TOKENS = 16  # of prompts in a step, whatever its target is
@@ -61,11 +62,11 @@ def least_seconds(cost: StepCost, decodes: tuple[int, int]) -> float:
 
 def quick_step(curves: Sequence[Curve], sure: bool = True) -> StepTarget:
     """The target by measured curves, each of ascending sizes: long enough for each of them. ``sure``: the machine was
-    quiet enough to be measured. Without any curve, or where time is not measurable, the least.
+    quiet enough to be measured. A curve that ends early shows no best rate.
     """
     seconds, told = 0.0, ""
     for curve in curves:
-        if len(curve) < 2 or any(taken <= 0 for _, taken in curve):
+        if not curve or curve[-1][0] < WIDTH * curve[0][0] or any(taken <= 0 for _, taken in curve):
             continue
         size, taken = _smallest_quick(curve)
         if taken > seconds:
@@ -73,7 +74,7 @@ def quick_step(curves: Sequence[Curve], sure: bool = True) -> StepTarget:
             told = f"{size:,} tokens in {taken * 1e3:.0f} ms, against {curve[-1][0]:,} in {curve[-1][1] * 1e3:.0f} ms"
     found = min(max(seconds, SHORTEST), LONGEST if sure else UNSURE)
     if not told:
-        return StepTarget(found, "steps take no time that could be measured")
+        return StepTarget(UNSURE, "the usual: steps of several sizes could not be measured at the start")
     reason = f"the smallest step that reads within {LOSS:.0%} of the best rate: {told}, measured at the start"
     if found != seconds:
         reason += f"; at least {SHORTEST * 1e3:g} ms" if found > seconds else f"; at most {found * 1e3:g} ms"
