@@ -129,6 +129,9 @@ def _split_level(amount: int, demands: Sequence[Demand], members: list[int], tur
     wants = [sum(demands[i].want for i in party) for party in parties.values()]
     parts = share(amount, wants, [1 if yields else PATIENCE for yields in yielding], turn)
     for party, part, yields in zip(parties.values(), parts, yielding, strict=True):
+        if len(party) == 1:
+            lengths[party[0]] = part
+            continue
         inside = [(demands[i].want, demands[i].remaining) for i in party]
         for i, length in zip(party, split_budget(part, inside, PATIENCE if yields else 2), strict=True):
             lengths[i] = length

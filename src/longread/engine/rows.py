@@ -5,6 +5,7 @@ for its timeline, its lease and its pages takes longer than all the rest of a de
 """
 
 from collections.abc import Sequence
+from itertools import compress
 from operator import gt
 
 from longread.engine.sequence import Grant
@@ -52,7 +53,7 @@ class DecodeRows:
     def short(self) -> list[Entry]:
         """Those whose pages do not hold their tokens, by rank."""
         lacking = map(gt, map(len, self._tokens), self._rooms)
-        return sorted((self._entries[i] for i, lacks in enumerate(lacking) if lacks), key=lambda entry: entry.rank)
+        return sorted(compress(self._entries, lacking), key=lambda entry: entry.rank)
 
     def context(self) -> int:
         """Tokens of all of them together."""

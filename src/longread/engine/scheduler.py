@@ -53,7 +53,10 @@ from longread.spec.state import PAGE_TOKENS, pages_for
 from longread.spec.step_target import LEAST_TOKENS, StepTarget, bounds, current_target
 
 BYPASS_LIMIT = 64
-ADMISSION_WINDOW = 64  # waiting requests looked at in one step, so that a long queue costs the running ones nothing
+ADMISSION_WINDOW = (
+    64  # waiting requests looked at in vain in one step, so that a long queue costs the running ones nothing
+)
+ADMISSION_BATCH = 8  # more of them than there are free slots are put in order at a time
 HOLD_RATE = 0.1  # weight of the newest ended request in the mean time that one keeps its slot
 
 
@@ -287,9 +290,13 @@ class Scheduler:
         passed: list[Entry] = []  # lack pages; whoever is admitted from here on passes them
         tried = 0  # and not admitted
         while not plan.preempted:  # else they would be looked at, who have just given way
-            order = self._waiting.order(ADMISSION_WINDOW + len(looked), BYPASS_LIMIT, ready=self._long_enough)
+            if self._full and not self._gives_way(0):
+                return
+            free = self._max_num_seqs - len(self._running)
+            most = min(free + ADMISSION_BATCH, ADMISSION_WINDOW) + len(looked)
+            order = self._waiting.order(most, BYPASS_LIMIT, ready=self._long_enough)
             more = [entry for entry in order if entry not in looked]
-            if not more or (self._full and not self._gives_way(0)):
+            if not more:
                 return
             for entry in more:
                 if entry.transfer is None:
