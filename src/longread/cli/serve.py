@@ -49,6 +49,7 @@ def add_parser(commands: "_SubParsersAction[Parser]", name: str) -> None:
         help="an engine that takes longer over one step hangs and is started again; 0: never",
     )
     _add_http(parser)
+    _add_log(parser)
     add_limit_flags(parser)
     add_chat_flags(parser)
     parser.elsewhere = PEER_OPTIONS
@@ -86,6 +87,15 @@ def _add_http(parser: Parser) -> None:
         metavar="SECONDS",
         help="how long open requests may go on at the end; then the engine may write what is due to the store for as "
         "long again (5 to 45 s); a second signal stops at once",
+    )
+
+
+def _add_log(parser: Parser) -> None:
+    group = parser.add_argument_group("log")
+    group.add_argument(
+        "--disable-log-stats",
+        action="store_true",
+        help="no line of throughput, queue and cache use each 10 s while there is traffic",
     )
 
 
@@ -133,6 +143,7 @@ def server_options(args: argparse.Namespace) -> ServerOptions:
         shutdown_timeout=args.shutdown_timeout,
         step_timeout=args.step_timeout,
         allowed_origins=tuple(args.allowed_origins),
+        disable_log_stats=args.disable_log_stats,
     )
 
 

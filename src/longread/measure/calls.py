@@ -93,10 +93,16 @@ def head_line(record: Mapping[str, Any]) -> str:
     return "  ".join(printable(str(record[name])) for name in ("id", "route", "model", "state"))
 
 
-def reuse_line(reuse: Mapping[str, Any] | None) -> str:
-    """What was reused and why no more, as one sentence."""
+def reuse_line(reuse: Mapping[str, Any] | None, prompt_tokens: int | None = None) -> str:
+    """What was reused and why no more, as one sentence. ``prompt_tokens``: all that is known of one that has not begun
+    to be read.
+    """
     if reuse is None:
-        return "what was reused is not known"
+        return (
+            "what was reused is not known"
+            if prompt_tokens is None
+            else f"{prompt_tokens:,} prompt tokens: what is reused is known when it begins to be read"
+        )
     counts = [(reuse[f"{tier}_tokens"], f"from {tier}") for tier in ("device", "host", "disk")]
     parts = [f"{count:,} {what}" for count, what in [*counts, (reuse["recomputed_tokens"], "computed")] if count]
     why = printable(reuse["reason"])

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from longread.measure.calls import head_line, printable, reuse_line
+from longread.measure.standing import lines
 
 BAR = 48  # cells, where the terminal is wide enough
 BESIDE_BAR = 64  # what the other columns take
@@ -38,22 +39,34 @@ def draw(record: Mapping[str, Any], console: Console) -> None:
     """The waterfall of one record, from ``calls.Source.one``."""
     told, timing = record["longread"], record["longread"]["timing"]
     console.print(Text(head_line(record)))
-    console.print(Text(reuse_line(told["reuse"])))
+    console.print(Text(reuse_line(told["reuse"], record["prompt_tokens"] if record["state"] == "running" else None)))
     if record.get("error"):
         console.print(Text(f"error: {printable(record['error'])}"))
-    console.print(_waterfall(timing, told["reuse"], max(8, min(BAR, console.width - BESIDE_BAR))))
-    ttft, total = timing["ttft_ms"], timing["total_ms"]
+    runs = record["state"] == "running"
+    width = max(8, min(BAR, console.width - BESIDE_BAR))
+    console.print(_waterfall(timing, told["reuse"], width, "not yet" if runs else "not measured"))
+    for standing in record.get("standing") or ():
+        for line in lines(standing, named=record["choices"] > 1):
+            console.print(Text(line))
+    console.print(Text(_ends(record, timing)))
+
+
+def _ends(record: Mapping[str, Any], timing: Mapping[str, Any]) -> str:
+    """The last line: the times of the whole, as far as they are known."""
+    ttft, total, elapsed = timing["ttft_ms"], timing["total_ms"], record.get("elapsed_ms")
+    since = "" if elapsed is None else f" {elapsed:,.1f} ms after the first byte in"
     if ttft is None:
-        console.print(Text("no first token yet" if record["state"] == "running" else "no first token came"))
-        return
+        return f"no first token yet,{since}" if since else "no first token came"
     what = "first byte" if timing["parts_ms"].get("first_byte") is not None else "first token"
-    ends = (
-        "" if total is None else f"; {record['completion_tokens']} tokens, all {total:,.1f} ms after the first byte in"
-    )
-    console.print(Text(f"{what} after {ttft:,.1f} ms{ends}"))
+    ends = ""
+    if total is not None:
+        ends = f"; {record['completion_tokens']} tokens, all {total:,.1f} ms after the first byte in"
+    elif since:
+        ends = f"; it runs, {record['completion_tokens']} tokens so far,{since}"
+    return f"{what} after {ttft:,.1f} ms{ends}"
 
 
-def _waterfall(timing: Mapping[str, Any], reuse: Mapping[str, Any] | None, width: int) -> Table:
+def _waterfall(timing: Mapping[str, Any], reuse: Mapping[str, Any] | None, width: int, missing: str) -> Table:
     parts = timing["parts_ms"]
     whole = sum(value for value in parts.values() if value is not None) or 1.0
     table = Table(box=None, pad_edge=False, header_style="dim")
@@ -66,7 +79,7 @@ def _waterfall(timing: Mapping[str, Any], reuse: Mapping[str, Any] | None, width
     for part, value in parts.items():
         name = Text(NAMES.get(part, part))
         if value is None:
-            table.add_row(name, "", Text("–", style="dim"), "", Text("not measured", style="dim"))
+            table.add_row(name, "", Text("–", style="dim"), "", Text(missing, style="dim"))
             continue
         share = f"{100 * value / whole:.1f} %"
         table.add_row(
@@ -105,7 +118,8 @@ def table(calls: Sequence[Mapping[str, Any]]) -> Table:
     for call in calls:
         at = datetime.fromtimestamp(call["created"]).strftime("%H:%M:%S")
         counts = [_count(call[name]) for name in ("prompt_tokens", "reused_tokens")]
-        times = [_ms(call[name]) for name in ("ttft_ms", "total_ms")]
+        elapsed = call.get("elapsed_ms")
+        times = [_ms(call["ttft_ms"]), _ms(call["total_ms"]) if elapsed is None else f"{_ms(elapsed)} so far"]
         names = [Text(printable(str(call[name]))) for name in ("id", "state")]
         out.add_row(at, *names, *counts, Text(printable(call["reason"] or "–")), *times)
     return out

@@ -31,6 +31,7 @@ class Call:
 
     ``request_id`` is the X-Request-Id, ``answer_id`` the answer's own; ``key``: which API key it came with.
     ``shared``: several parties may ask, so its answer and record withhold what would tell of another's prompt.
+    ``prompt_tokens``: of all its prompts, ``produced``: tokens of answers that have come so far.
     ``choices_per_prompt``: only the first choice of each prompt tells what was reused, the others find its pages.
     """
 
@@ -45,6 +46,8 @@ class Call:
     key: int | None = None
     shared: bool = False
     traceparent: str | None = None
+    prompt_tokens: int | None = None
+    produced: int = 0
     created: float = field(default_factory=time.time)
     state: str = "running"
     error: str | None = None
@@ -89,6 +92,11 @@ class Call:
         return timing(self.clock, None if times is None else replace(times, finished=self._finished))
 
     @property
+    def elapsed_ms(self) -> float | None:
+        """Since its first byte came, while it runs; None once it has ended."""
+        return round((time.monotonic() - self.clock.begun) * 1000, 3) if self.state == "running" else None
+
+    @property
     def reuse(self) -> Reuse | None:
         """Tokens of all its prompts; why and where of the first one that was not reused whole. None: not known yet."""
         found = [self._reuse[i] for i in sorted(self._reuse)] + ([self._beyond] if self._beyond is not None else [])
@@ -113,11 +121,12 @@ class Call:
             "model": self.model,
             "created": round(self.created, 3),
             "state": self.state,
-            "prompt_tokens": reuse.prompt_tokens if reuse is not None else None,
+            "prompt_tokens": reuse.prompt_tokens if reuse is not None else self.prompt_tokens,
             "reused_tokens": reuse.reused_tokens if reuse is not None else None,
             "reason": told_reason(reuse.reason, self.shared) if reuse is not None else None,
             "ttft_ms": times["ttft_ms"],
             "total_ms": times["total_ms"],
+            "elapsed_ms": self.elapsed_ms,
         }
 
     def record(self, decode: Decode) -> Json:
@@ -126,7 +135,7 @@ class Call:
         told |= {
             "stream": self.stream,
             "choices": self.choices,
-            "completion_tokens": self.completion_tokens,
+            "completion_tokens": self.produced if self.state == "running" else self.completion_tokens,
             "preemptions": self.preemptions,
             "error": self.error,
         }

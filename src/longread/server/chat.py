@@ -179,7 +179,7 @@ async def create(request: Request) -> Response:
         size, lambda: engine_requests(prompt.fields, [prompt.prompt], answer_id, after, request.state.owner)
     )
     subscription = await start(state, request, prompt.fields, requests, "messages", deadline)
-    call = open_call(state, request, answer_id, prompt.model, prompt.fields, len(requests))
+    call = open_call(state, request, answer_id, prompt.model, prompt.fields, requests)
     choices = [ChatChoice(i, state, prompt) for i in range(prompt.fields.choices)]
     return await respond(state, request, call, subscription, prompt.fields, ChatAnswer(answer_id, prompt, choices))
 

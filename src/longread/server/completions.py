@@ -169,7 +169,7 @@ async def create(request: Request) -> Response:
     fields, answer_id, owner = prompts.fields, new_id("cmpl"), request.state.owner
     requests = await offload(size, lambda: engine_requests(fields, prompts.prompts, answer_id, owner=owner))
     subscription = await start(state, request, fields, requests, "prompt", deadline)
-    call = open_call(state, request, answer_id, prompts.model, fields, len(requests))
+    call = open_call(state, request, answer_id, prompts.model, fields, requests)
     choices = [
         CompletionChoice(i * fields.choices + n, state, fields, len(prompt.ids))
         for i, prompt in enumerate(prompts.prompts)

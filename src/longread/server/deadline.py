@@ -35,8 +35,8 @@ def _seconds(name: str, unit: float, text: str) -> float:
     seconds = float(text) * unit if _NUMBER.fullmatch(text.strip()) else 0.0
     if not LEAST <= seconds <= MOST:
         raise InvalidRequestError(
-            f"{name}: {text[:40]!r} is not a number in {LEAST / unit:g}..{MOST / unit:.10g}: leave the header out where "
-            "you have no deadline",
+            f"{name}: {text[:40]!r} is not a number in {LEAST / unit:g}..{MOST / unit:.10g}: leave the header out "
+            "where you have no deadline",
             param=name,
             code="invalid_deadline",
         )

@@ -22,7 +22,7 @@ class ServerOptions:
     replaced while the server runs. ``max_body_bytes`` bounds a request body, ``shutdown_timeout`` (seconds) how long
     open requests may go on; writing to the store may then take as long again (``draining.writing_seconds``).
     ``step_timeout``: seconds of one step after which the engine counts as hung; 0: never.
-    ``allowed_origins``: CORS is off unless it names origins.
+    ``allowed_origins``: CORS is off unless it names origins. ``disable_log_stats``: no line of throughput in the log.
     """
 
     host: str = "127.0.0.1"
@@ -34,6 +34,7 @@ class ServerOptions:
     shutdown_timeout: float = 10.0
     step_timeout: float = 120.0
     allowed_origins: tuple[str, ...] = ()
+    disable_log_stats: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:

@@ -18,7 +18,8 @@ from starlette.types import ASGIApp
 from longread.server.driver import EngineDriver
 from longread.server.options import ServerOptions
 from longread.server.protocol import BoundedProtocol, Patience
-from longread.spec.engine import EngineInfo
+from longread.server.stats_line import log_stats
+from longread.spec.engine import EngineInfo, EngineStats
 from longread.spec.errors import ConfigError
 
 _BACKLOG = 2048
@@ -86,6 +87,7 @@ async def _serve(
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     loading = asyncio.create_task(driver.loaded())
     failing = asyncio.create_task(driver.failed())
+    logging_stats = None if options.disable_log_stats else asyncio.create_task(log_stats(partial(_stats, driver)))
     try:
         await asyncio.wait({serving, loading}, return_when=asyncio.FIRST_COMPLETED)
         if loading.done() and not server.should_exit:
@@ -95,12 +97,19 @@ async def _serve(
     finally:
         loading.cancel()
         failing.cancel()
+        if logging_stats is not None:
+            logging_stats.cancel()
         # Without an engine nothing will ever be answered: whoever watches this process starts it again, or is told.
         if driver.state == "failed":
             server.should_exit = True
         await serving
     if driver.state == "failed" and driver.error is not None:
         raise driver.error
+
+
+def _stats(driver: EngineDriver) -> tuple[EngineStats, int] | None:
+    current = driver.current
+    return None if current is None else (current[1], driver.admission.queued_tokens)
 
 
 class Server(uvicorn.Server):

@@ -112,20 +112,21 @@ def open_call(
     answer_id: str,
     model: str,
     fields: ChatRequest | CompletionRequest,
-    count: int,
+    requests: Sequence[GenerationRequest],
 ) -> Call:
-    """The record of a call whose ``count`` requests the engine was given."""
+    """The record of a call whose ``requests`` the engine was given."""
     call = Call(
         request_id=request.state.request_id,
         answer_id=answer_id,
         route=request.url.path,
         model=model,
         stream=bool(fields.stream),
-        choices=count,
+        choices=len(requests),
         choices_per_prompt=fields.choices,
         clock=clock_of(request),
         key=request.state.key,
         shared=state.options.shared,
+        prompt_tokens=sum(len(each.prompt) for each in requests[:: fields.choices]),
         traceparent=request.headers.get("traceparent", "")[:MAX_TRACEPARENT] or None,
     )
     state.calls.add(call)
@@ -270,6 +271,7 @@ def feed(
             call.ended(index, event)
             yield choice, choice.finish(event, subscription)
         elif choice.text.matched is None:
+            call.produced += 1
             if event.first is not None:
                 call.began(index, event.first)
             yield choice, choice.token(event)

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import httpx
 import pytest
 from rich.console import Console
-from serving import MODEL, Serving, serving
+from serving import MODEL, Serving, serving, wait_until
+from worker_serving import worker_serving
 
 from longread.cli import explain as explain_command
 from longread.cli import main as cli
@@ -61,6 +62,66 @@ def test_trace_draws_a_stream(server: Serving, capsys: Capture, monkeypatch: pyt
     bars = [line for line in lines if any("▏" <= c <= "▏" or c in "█▉▊▋▌▍▎▏" for c in line)]
     starts = [min(i for i, c in enumerate(line) if c in "█▉▊▋▌▍▎▏") for line in bars]
     assert len(bars) >= 8 and starts == sorted(starts)
+
+
+def test_a_call_that_runs_shows_what_is_known(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    slow = {"engine": {"max_model_len": 10**6, "max_num_seqs": 1}, "step_seconds": 0.02}
+    endless = {"prompt": list(range(3, 203)), "max_tokens": 10**5, "ignore_eos": True, "stream": True}
+
+    def leave(url: str) -> None:
+        with httpx.stream("POST", f"{url}/v1/completions", json=endless, timeout=20) as answer:
+            for _ in answer.iter_lines():
+                if done.is_set():
+                    return
+
+    done = threading.Event()
+    with worker_serving(**slow) as held:
+        for _ in range(2):
+            threading.Thread(target=leave, args=(held.url,), daemon=True).start()
+        source = Source(held.url)
+        assert wait_until(lambda: len(source.newest(5)) == 2 and any(call["ttft_ms"] for call in source.newest(5)))
+        listed = run(capsys, "trace", "--url", held.url)
+        assert listed.count("running") == 2 and listed.count(" ms so far") == 2 and listed.count("200") >= 2
+        waits, runs = sorted(source.newest(5), key=lambda call: call["ttft_ms"] is not None)
+        told = run(capsys, "trace", runs["id"], "--url", held.url)
+        assert "tokens so far" in told and "prefill" in told and "decode for" in told
+        told = run(capsys, "trace", waits["id"], "--url", held.url)
+        assert "no first token yet," in told and "all 1 slots are taken" in told and "not yet" in told
+        done.set()
+
+
+def test_a_call_that_has_not_begun_says_how_long_it_waits(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    record = {"id": "a", "route": CHAT, "model": MODEL, "state": "running", "error": None, "choices": 1}
+    record |= {"prompt_tokens": 81_000, "completion_tokens": 0, "elapsed_ms": 1234.5, "standing": [dict(STANDING)]}
+    parts = dict.fromkeys(PARTS) | {"tokenise": 12.5}
+    timing = {"ttft_ms": None, "total_ms": None, "parts_ms": parts, "prefill_tokens": None, "prefill_chunks": None}
+    console = Console(record=True, width=160, file=open("/dev/null", "w"), highlight=False)  # noqa: SIM115
+    with console.file:
+        trace.draw(record | {"longread": {"reuse": None, "timing": timing}}, console)
+    told = console.export_text()
+    assert "81,000 prompt tokens" in told and "12.50" in told and "not yet" in told and "not measured" not in told
+    assert "40,000 of 81,000 prompt tokens done" in told
+    assert "no first token yet, 1,234.5 ms after the first byte in" in told
+
+
+STANDING = {
+    "choice": 0,
+    "phase": "prefill",
+    "reason": "step",
+    "detail": "its prompt is being read",
+    "class": "interactive",
+    "position": 0,
+    "num_waiting": 0,
+    "num_running": 1,
+    "prompt_tokens": 81_000,
+    "computed_tokens": 40_000,
+    "preemptions": 0,
+    "waited_ms": 900.0,
+    "starts_in_ms": None,
+    "first_token_in_ms": 800.0,
+}
 
 
 def test_trace_lists_the_last_calls_and_prints_json(

@@ -18,7 +18,7 @@ BUSY_SECONDS = 900.0  # without any rest: cycles that grew old may not pile up f
 
 
 class Collections:
-    """``begin`` is called once when the engine is loaded, ``rest`` when nothing is to be done, ``busy`` between steps."""
+    """``begin`` is called once when the engine is loaded, ``rest`` when nothing is to do, ``busy`` between steps."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, collect: Callable[[], int] = gc.collect):
         self._clock = clock
