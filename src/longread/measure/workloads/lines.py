@@ -40,8 +40,9 @@ def row(ask: Ask) -> dict[str, Any]:
 
 def vllm_row(ask: Ask) -> dict[str, Any]:
     """``prompt`` and ``output_tokens``: what ``vllm bench serve --dataset-name custom --custom-output-len -1
-    --disable-shuffle`` reads, which puts its chat template around the prompt. A chat's turns are joined. Raises ConfigError for what it cannot
-    carry.
+    --disable-shuffle`` reads, which puts its chat template around the prompt. A chat's turns are joined.
+
+    Raises ConfigError for what it cannot carry.
     """
     if isinstance(ask.prompt, tuple):
         raise ConfigError(f"{ask.key}: vLLM's custom dataset has no token ids; take form=text")
