@@ -36,7 +36,7 @@ INT4 = (-8, 7)
 @dataclass(frozen=True)
 class Fault:
     """``plant`` changes a loaded engine; ``options`` are the engine's; ``reader``: where it shows; ``longer_than``:
-    tokens of context from which on it shows; ``harmless``: the gate must pass it; ``pages``: times as many as usual.
+    tokens of context from which on it shows; ``harmless``: the gate must pass it.
     """
 
     name: str
@@ -45,7 +45,6 @@ class Fault:
     reader: str = "reader-v4"
     options: Mapping[str, object] = field(default_factory=dict)
     longer_than: int = 0
-    pages: int = 1
     harmless: bool = False
 
 
@@ -115,10 +114,11 @@ def _off_by_one(engine: LocalEngine) -> None:
 
 
 def _swapped_expert(engine: LocalEngine) -> None:
-    """Two experts of one layer stand in each other's place."""
-    experts: Any = engine._core.runner._model.layers[3].ffn  # type: ignore[attr-defined]
-    for weights in (experts.w1, experts.w2, experts.w3):
-        weights[0], weights[1] = weights[1], weights[0]
+    """Two experts stand in each other's place, in every layer: a wrong line in the table of who holds which."""
+    model: Any = engine._core.runner._model
+    for layer in model.layers:
+        for weights in (layer.ffn.w1, layer.ffn.w2, layer.ffn.w3):
+            weights[0], weights[1] = weights[1], weights[0]
 
 
 def _temperature_ignored(engine: LocalEngine) -> None:
@@ -140,10 +140,17 @@ def _temperature_ignored(engine: LocalEngine) -> None:
 
 
 def _scattered_pages(engine: LocalEngine) -> None:
-    """Every second page is taken for good, so that no sequence has two pages side by side."""
+    """Every second page first, from the last one on: no sequence has two pages side by side."""
     pool = engine._core.cache.pool
-    for page in pool.take(len(pool.free), None, 0)[::2]:
-        pool.release(page, keep=False)
+    take = pool.take
+
+    def scattered(wanted: int, after: int | None, room: int) -> list[int]:
+        free = sorted(take(len(pool.free), None, 0), key=lambda page: (page % 2, -page))
+        for page in free[wanted:]:
+            pool.release(page, keep=False)
+        return free[:wanted]
+
+    pool.take = scattered  # type: ignore[method-assign]
 
 
 FAULTS = (
@@ -151,7 +158,7 @@ FAULTS = (
     Fault("wrong rope beyond 8K", "a table of 8,192 rows", _short_rope_table, longer_than=TABLE_ROWS),
     Fault("top-k halved", "the indexer keeps half of its rows", _half_top_k),
     Fault("stale ring on a hit", "a snapshot is not loaded", _stale_ring),
-    Fault("swapped expert", "two experts of one layer change places", _swapped_expert),
+    Fault("swapped expert", "experts 0 and 1 of every layer change places", _swapped_expert),
     Fault("off-by-one snapshot", "the window of a snapshot is one position old", _off_by_one),
     Fault("temperature ignored", "every temperature above 0 is 1", _temperature_ignored),
 )
@@ -168,7 +175,6 @@ HARMLESS = (
         "no two pages side by side, other slots",
         _scattered_pages,
         options={"max_num_seqs": 5},
-        pages=2,
         harmless=True,
     ),
 )
@@ -186,7 +192,7 @@ def faulty_server(fault: Fault, max_model_len: int, pages: int) -> Iterator[str]
     spec = spec_from_config(read_config(path), label=fault.reader)
     tokenizer = Tokenizer.open(path, bos_id=spec.bos_id, eos_id=spec.eos_id)
     encoding, _ = encoding_for("auto", spec.family, fault.reader, fault.reader, has_think=True)
-    chosen: dict[str, Any] = {"max_num_seqs": 6, "num_gpu_blocks_override": pages * fault.pages} | dict(fault.options)
+    chosen: dict[str, Any] = {"max_num_seqs": 6, "num_gpu_blocks_override": pages} | dict(fault.options)
 
     def make() -> LocalEngine:
         engine = load_engine(EngineOptions(model=str(path), dtype="float32", max_model_len=max_model_len, **chosen))

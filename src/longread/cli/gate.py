@@ -88,6 +88,13 @@ def _plan_flags(parser: Parser, levels: str) -> None:
         "default: plain for the bundled readers",
     )
     group.add_argument("--seed", type=whole, default=0, help="of the documents")
+    group.add_argument(
+        "--asks",
+        type=Path,
+        metavar="FILE",
+        help="your own prompts with references besides: JSON lines with messages or prompt, and expected "
+        "(as `longread bench workload --output` writes them)",
+    )
 
 
 def _profile_flag(parser: Parser) -> None:
@@ -117,6 +124,7 @@ def _lengths(text: str) -> tuple[int, ...]:
 
 
 def _settings(args: argparse.Namespace) -> "Settings":
+    from longread.measure.gate.documents import read_own
     from longread.measure.gate.run import PRESSURE_TOKENS, Settings
 
     return Settings(
@@ -132,6 +140,7 @@ def _settings(args: argparse.Namespace) -> "Settings":
         max_requests=args.max_requests,
         timeout=args.timeout,
         concurrency=args.concurrency,
+        own=None if args.asks is None else read_own(args.asks),
         pressure_tokens=getattr(args, "pressure_tokens", PRESSURE_TOKENS),
     )
 

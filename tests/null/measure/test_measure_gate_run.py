@@ -9,7 +9,7 @@ import httpx
 import pytest
 from toy_server import Toy
 
-from longread.measure.gate import record
+from longread.measure.gate import documents, judging, record
 from longread.measure.gate.abilities import capacity_of, probe, read_models, read_prompt_logprobs
 from longread.measure.gate.client import Allowance, Client, number, read_answer
 from longread.measure.gate.errors import GateError, MalformedError, RefusedError, SpentError, UnreachableError
@@ -25,7 +25,8 @@ LENGTHS, DOCUMENTS = (512, 768), 8
 
 def settings(**more: Any) -> Settings:
     return Settings(
-        URL, **({"lengths": LENGTHS, "documents": DOCUMENTS, "style": "plain", "pressure_tokens": 2048} | more)
+        URL,
+        **({"lengths": LENGTHS, "documents": DOCUMENTS, "style": "plain", "pressure_tokens": 2048, "fresh": 1} | more),
     )
 
 
@@ -56,7 +57,7 @@ def verdicts(outcome: Outcome) -> dict[int, str]:
 def test_the_same_server_passes_likelihood_answers_and_critical_values(base: record.Sayings) -> None:
     outcome = gate(Toy(), base)
     assert base.complete and verdicts(outcome)[1] == "PASS" and verdicts(outcome)[4] == "PASS"
-    kl = [f for f in level(outcome, 1).findings if f.name.startswith("kl_mean")]
+    kl = [f for f in level(outcome, 1).findings if f.name.startswith("kl_mean at")]
     assert [f.name for f in kl] == ["kl_mean at 512", "kl_mean at 768"] and all(f.value == 0 for f in kl)
     needle = next(f for f in level(outcome, 2).findings if f.name == "needle_drop")
     assert needle.value == 0 and needle.verdict == ("PASS" if (needle.high or 1) <= 0.025 else "INCONCLUSIVE")
@@ -215,6 +216,66 @@ def test_files_are_compared_without_a_server(base: record.Sayings, tmp_path: Pat
         compare_files(again, base_of(Toy(), documents=1), built_in("lossless"))
 
 
+def own(path: Path, rows: list[dict[str, Any]]) -> documents.Own:
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    return documents.read_own(path)
+
+
+def test_the_users_own_asks_are_scored_by_their_references(tmp_path: Path) -> None:
+    said = asyncio.run(answer_of("What is it?"))
+    rows: list[dict[str, Any]] = [
+        {"prompt": "A text to go on", "max_tokens": 4, "key": "text"},
+        {
+            "messages": [{"role": "user", "content": "What is it?"}],
+            "expected": {"kind": "exact", "text": said},
+            "key": "right",
+        },
+        {
+            "messages": [{"role": "user", "content": "And this?"}],
+            "expected": {"kind": "contains", "text": "???"},
+            "key": "wrong",
+        },
+        {
+            "messages": [{"role": "user", "content": "How much?"}],
+            "expected": {"kind": "critical", "text": "5 mg", "critical": ["5 mg"]},
+            "key": "dose",
+        },
+    ]
+    asks = own(tmp_path / "own.jsonl", rows)
+    mine = base_of(Toy(), own=asks, documents=3)
+    found = {one.key.partition("/")[2]: one for one in mine.said if one.paper.startswith("own-")}
+    assert set(found) == {"text", "right", "wrong", "dose"}
+    assert judging.right(found["right"]) and judging.matches(found["right"]) and not judging.right(found["wrong"])
+    assert found["text"].levels == (1,) and found["dose"].levels == (1, 3, 4) and found["text"].positions
+    again = gate(Toy(), mine, own=asks, documents=3)
+    assert verdicts(again)[1] != "FAIL" and any("own asks" in f.name for f in level(again, 1).findings)
+    with pytest.raises(ConfigError, match="--asks of sha256"):
+        gate(Toy(), mine, documents=3)
+    other = own(tmp_path / "other.jsonl", [{"prompt": "Another", "key": "x"}])
+    with pytest.raises(ConfigError, match="--asks of sha256"):
+        gate(Toy(), mine, own=other, documents=3)
+
+
+async def answer_of(question: str) -> str:
+    async with Client(URL, Allowance(9, 60.0), transport=Toy().transport()) as client:
+        messages = ({"role": "user", "content": question},)
+        return (await client.chat(messages, max_tokens=128, temperature=0)).text
+
+
+def test_the_base_knows_its_own_noise_and_lossless_is_judged_by_it(base: record.Sayings) -> None:
+    assert base.again and {one.turn for one in base.again} == {0}
+    lossless = built_in("lossless")
+    assert judging.noise_of(base.by_key(), base.again, lossless) == 0
+    assert judging.kl_limit(lossless, 0.0) == lossless["kl_floor"]
+    assert judging.kl_limit(lossless, 1e-5) == pytest.approx(1e-4)
+    assert judging.kl_limit(lossless, 1.0) == judging.kl_limit(lossless, None) == lossless["kl_mean"]
+    assert judging.kl_limit(built_in("fp8-class"), 0.0) == built_in("fp8-class")["kl_mean"]
+    # Far below what the fixed limit sees, and far above this server's own noise, which is none.
+    small = gate(Toy(noise=0.005), base, levels=(1,))
+    values = [f.value or 0 for f in level(small, 1).findings if f.name.startswith("kl_mean at")]
+    assert small.verdict == "FAIL" and max(values) < lossless["kl_mean"]
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -366,7 +427,7 @@ def test_profiles_of_ones_own(tmp_path: Path) -> None:
 def test_every_limit_has_a_reason_and_is_no_stricter_in_a_laxer_profile() -> None:
     for limit in LIMITS:
         assert limit.reason and limit.what and max(limit.values) <= limit.most
-        if limit.name not in ("needle_floor",):
+        if limit.name not in ("needle_floor", "kl_noise"):
             assert limit.values[0] <= limit.values[1] <= limit.values[2]
     assert limits_table().row_count == len(LIMITS)
 

@@ -48,7 +48,7 @@ def test_kl_with_a_tail_is_never_above_the_true_one_and_never_negative(p: list[f
 @given(WEIGHTS, st.data())
 def test_kl_is_the_true_one_where_everything_was_told(p: list[float], data: st.DataObject) -> None:
     q = data.draw(st.lists(st.floats(min_value=1e-6, max_value=1.0), min_size=len(p), max_size=len(p)))
-    assert kl_divergence(told(p, len(p)), told(q, len(p))) == pytest.approx(true_kl(p, q), abs=1e-6)
+    assert kl_divergence(told(p, len(p)), told(q, len(p))) == pytest.approx(true_kl(p, q), abs=1e-5, rel=1e-5)
 
 
 def test_two_servers_with_nothing_in_common_are_far_apart() -> None:
@@ -56,6 +56,17 @@ def test_two_servers_with_nothing_in_common_are_far_apart() -> None:
     base = Position("a", -0.1, (("a", -0.1), ("b", -3.0)))
     other = Position("x", -0.1, (("x", -0.1), ("y", -3.0)))
     assert kl_divergence(base, other) > 2.0
+
+
+def test_rounding_of_float32_is_no_difference() -> None:
+    """A log-probability is good to 1e-6; a sharp distribution's tail is all rounding."""
+    base = Position("a", -1e-6, (("a", -1e-6), ("b", -14.0), ("c", -15.0)))
+    for change in (1e-6, 2e-6, -1e-6):
+        other = Position("a", -1e-6, (("a", min(0.0, -1e-6 + change)), ("b", -14.000001), ("c", -15.000002)))
+        assert kl_divergence(base, other) < 1e-6
+    flat = told([1.0] * 20, 20)
+    other = Position(flat.token, flat.logprob, tuple((t, v + 1e-6 * (-1) ** i) for i, (t, v) in enumerate(flat.top)))
+    assert kl_divergence(flat, other) < 1e-11
 
 
 def test_what_stands_for_part_of_a_character_is_in_the_tail_on_both_sides() -> None:

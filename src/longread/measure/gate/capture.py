@@ -17,7 +17,7 @@ from typing import Any
 from longread.measure.gate.abilities import Abilities, read_prompt_logprobs
 from longread.measure.gate.client import Answer, Client, ranked
 from longread.measure.gate.distribution import Position, divergence_point
-from longread.measure.gate.documents import GateAsk, Paper, Style, asks_of
+from longread.measure.gate.documents import GateAsk, Own, Paper, Style, asks_of
 from longread.measure.gate.errors import GateError, MalformedError, RefusedError, UnreachableError
 from longread.measure.gate.record import Said, packed
 
@@ -73,14 +73,21 @@ def _asked(ask: GateAsk) -> dict[str, Any]:
         "expected": ask.expected,
         "values": ask.values,
         "critical": ask.critical,
+        "judged": ask.judged,
+        "alternatives": ask.alternatives,
     }
 
 
-async def _answered(client: Client, abilities: Abilities, ask: GateAsk) -> Answer:
+async def _answered(
+    client: Client, abilities: Abilities, ask: GateAsk, more: Mapping[str, object] | None = None
+) -> Answer:
     if ask.messages is None:
-        fields: dict[str, object] = {"logprobs": abilities.completion_top}
-        return await client.complete(ask.prompt or "", max_tokens=ask.max_tokens, temperature=0, **fields)
-    return await client.chat(ask.messages, **chat_fields(abilities, ask.max_tokens, told=1 in ask.levels))
+        fields: dict[str, object] = {"max_tokens": ask.max_tokens, "temperature": 0, **ask.extra, **(more or {})}
+        if abilities.completion_top:
+            fields["logprobs"] = abilities.completion_top
+        return await client.complete(ask.prompt or "", **fields)
+    fields = chat_fields(abilities, ask.max_tokens, told=1 in ask.levels) | dict(ask.extra) | dict(more or {})
+    return await client.chat(ask.messages, **fields)
 
 
 def chat_fields(abilities: Abilities, max_tokens: int, told: bool = True) -> dict[str, object]:
@@ -139,6 +146,7 @@ async def say_all(
     levels: frozenset[int],
     base: Mapping[str, Said] | None,
     keep: Callable[[Said], None],
+    own: Own | None = None,
 ) -> None:
     """All asks about ``papers``, one paper's one after the other (it is read once), the papers side by side.
 
@@ -148,7 +156,7 @@ async def say_all(
     failed = [0, 0]
 
     async def one_paper(paper: Paper) -> None:
-        for ask in asks_of(paper, style, levels, abilities.text_prompts):
+        for ask in asks_of(paper, style, levels, abilities.text_prompts, own):
             before = None if base is None else base.get(ask.key)
             if base is not None and base and before is None:
                 continue
@@ -164,6 +172,29 @@ async def say_all(
                 keep(Said(**_asked(ask), text="", finish_reason=None, error=str(error)))
 
     await all_of(one_paper(paper) for paper in papers)
+
+
+async def say_again(
+    client: Client,
+    abilities: Abilities,
+    papers: Iterable[Paper],
+    style: Style,
+    keep: Callable[[Said], None],
+    own: Own | None = None,
+) -> None:
+    """What level 1 asks about ``papers`` once more, under conditions that must not matter: a cache of its own where the
+    server has salts, the last ask first, two at a time.
+    """
+
+    async def one(ask: GateAsk) -> None:
+        answer = await _answered(client, abilities, ask, {"cache_salt": "gate-again"} if abilities.salt else {})
+        keep(_said(ask, answer))
+
+    level = frozenset((1,))
+    for paper in papers:
+        asks = list(asks_of(paper, style, level, abilities.text_prompts, own))[::-1]
+        for at in range(0, len(asks), 2):
+            await all_of(one(ask) for ask in asks[at : at + 2])
 
 
 async def all_of(work: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:

@@ -9,7 +9,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-TINY = 1e-12  # probabilities below are rounding: a logprob of float32 carries 1e-7
+TINY = 1e-15
+# Put into the tail of both sides alike: float32 log-probabilities add up to 1 only to about that, and a tail that is
+# rounding on one side and nothing on the other would count for more than a real change. It makes the bound no larger
+# (KL is jointly convex).
+BLUR = 1e-6
 REPLACEMENT = "�"  # part of a character: several tokens share this text
 
 
@@ -59,17 +63,21 @@ def kl_divergence(base: Position, candidate: Position) -> float:
     p, q = known(base), known(candidate)
     both = [token for token in p if token in q]
     alone = [token for token in p if token not in q]
-    total = sum(_term(p[token], q[token]) for token in both)
-    rest_p = max(0.0, 1.0 - sum(p.values()))
-    rest_q = max(TINY, 1.0 - sum(q[token] for token in both))
+    # What adds up to more than 1 by rounding is brought back to it.
+    scale_p, scale_q = (1 / max(1.0, math.fsum(side.values())) for side in (p, q))
+    p = {token: value * scale_p for token, value in p.items()}
+    q = {token: value * scale_q for token, value in q.items()}
+    total = math.fsum(_term(p[token], q[token]) for token in both)
+    rest_p = BLUR + max(0.0, 1.0 - math.fsum(p.values()))
+    rest_q = BLUR + max(0.0, 1.0 - math.fsum(q[token] for token in both))
     alone_p = sum(p[token] for token in alone)
     if not alone_p:
-        return max(0.0, total + _term(rest_p, rest_q))
-    untold = max(0.0, 1.0 - sum(q.values()))
-    least = math.exp(min(logprob for _, logprob in candidate.top)) if candidate.top else 1.0
+        return max(0.0, total + _term(rest_p, rest_q)) / (1 + BLUR)
+    untold = max(0.0, 1.0 - math.fsum(q.values()))
+    least = math.exp(min(logprob for _, logprob in candidate.top)) * scale_q if candidate.top else 1.0
     most = min(len(alone) * least, untold)
     share = min(most, rest_q * alone_p / (alone_p + rest_p))
-    return max(0.0, total + _term(alone_p, share) + _term(rest_p, rest_q - share))
+    return max(0.0, total + _term(alone_p, share) + _term(rest_p, rest_q - share)) / (1 + BLUR)
 
 
 def _term(p: float, q: float) -> float:
@@ -127,10 +135,3 @@ def divergence_point(one: Sequence[Position], other: Sequence[Position]) -> int:
         if a.token != b.token:
             return i + 1
     return min(len(one), len(other))
-
-
-def entropy(position: Position) -> float:
-    """Entropy in nats of what was told, the tail as one bucket."""
-    probabilities = list(known(position).values())
-    tail = max(0.0, 1.0 - sum(probabilities))
-    return -sum(p * math.log(p) for p in [*probabilities, tail] if p > TINY)

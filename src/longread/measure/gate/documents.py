@@ -5,14 +5,18 @@ read once. A plan is written into the base, and the candidate is asked from the 
 """
 
 import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from random import Random
-from typing import Literal
+from typing import Any, Literal
 
 from longread.measure.gate import clauses
 from longread.measure.gate.critical import values_of
 from longread.measure.reading import Document, Question, write
+from longread.measure.workloads import Ask, build
+from longread.spec.errors import ConfigError
 
 Style = Literal["plain", "instructed"]
 VERSION = 1  # raise when the same seed gives other asks
@@ -24,13 +28,17 @@ CUTS = 8  # places of a document where the next token of its own text is looked 
 CLAUSES = 8  # asks about a document of clauses
 ANSWER_TOKENS, CLAUSE_TOKENS, COPY_TOKENS = 96, 48, 512
 COPIED = 12  # lines that a general model is to repeat: long enough to go astray
+OWN = "own"
+SET_HERE = ("temperature", "seed", "top_p", "top_k", "n", "logprobs", "top_logprobs", "return_token_ids", "ignore_eos")
 RESERVE = 160  # tokens of a length that are left to markup, question and answer
 MIN_LENGTH, MIN_LINES = 512, 12
 
 
 @dataclass(frozen=True, slots=True)
 class Paper:
-    """One document, by what makes it. ``length``: tokens it was made for; ``source`` "reading" or "clauses"."""
+    """One document, by what makes it. ``length``: tokens it was made for; ``source`` "reading", "clauses", or "own": an
+    ask of the user's (number ``seed``; no length).
+    """
 
     key: str
     turn: int
@@ -44,8 +52,9 @@ class Paper:
 
 @dataclass(frozen=True, slots=True)
 class GateAsk:
-    """One request. ``messages`` or ``prompt`` (plain text to go on). ``expected``: the right answer; ``values``: what
+    """One request. ``messages`` or ``prompt`` (text or ids to go on). ``expected``: the right answer; ``values``: what
     must stand in it; ``critical``: those are values that must not change. ``depth``: where the answer stands, 0..1.
+    Of the user's asks: ``judged``: how (Expected.kind), ``alternatives``: as right as ``expected``; ``extra``: fields.
     """
 
     key: str
@@ -53,30 +62,55 @@ class GateAsk:
     kind: str
     levels: frozenset[int]
     max_tokens: int
-    messages: tuple[Mapping[str, str], ...] | None = None
-    prompt: str | None = None
+    messages: tuple[Mapping[str, Any], ...] | None = None
+    prompt: str | tuple[int, ...] | None = None
     depth: float | None = None
     expected: str | None = None
     values: tuple[str, ...] = ()
     critical: bool = False
+    judged: str | None = None
+    alternatives: tuple[str, ...] = ()
+    extra: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def fingerprint(self) -> str:
         """Of what is sent."""
-        said = (
-            self.prompt if self.messages is None else "\0".join(f"{m['role']}\0{m['content']}" for m in self.messages)
-        )
-        return hashlib.blake2b((said or "").encode(), digest_size=12).hexdigest()
+        said = json.dumps([self.messages, self.prompt, dict(self.extra)], ensure_ascii=False, sort_keys=True)
+        return hashlib.blake2b(said.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """The user's own asks, and the fingerprint of all of them."""
+
+    asks: tuple[Ask, ...]
+    sha256: str
+
+
+def read_own(path: Path) -> Own:
+    """From a file of ``longread bench workload --output``, or any other that the workload "custom" reads. Raises
+    ConfigError.
+    """
+    asks = tuple(build("custom", {"path": str(path)}).asks)
+    for ask in asks:
+        if ask.answers:
+            raise ConfigError(f"{path}: {ask.key} waits for the answer before it; a gate asks each by itself")
+    said = [[a.key, a.messages, a.prompt, a.max_tokens, dict(a.extra), a.expected and asdict(a.expected)] for a in asks]
+    text = json.dumps(said, ensure_ascii=False, sort_keys=True)
+    return Own(asks, hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest())
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is asked, whole: the papers in the order of their turns (turn n of every length before turn n + 1)."""
+    """What is asked, whole: the papers in the order of their turns (turn n of every length before turn n + 1).
+    ``own_sha256``: of the user's own asks, None: there are none.
+    """
 
     style: Style
     seed: int
     papers: tuple[Paper, ...]
     version: int = VERSION
+    own_sha256: str | None = None
 
     @property
     def turns(self) -> int:
@@ -84,7 +118,7 @@ class Plan:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        return tuple(sorted({paper.length for paper in self.papers}))
+        return tuple(sorted({paper.length for paper in self.papers if paper.source != OWN}))
 
     def of_turn(self, turn: int) -> list[Paper]:
         """Its papers, short ones first."""
@@ -101,9 +135,16 @@ class Plan:
 
 
 def make_plan(
-    lengths: Sequence[int], turns: int, style: Style, seed: int, tokens_per_line: Mapping[tuple[str, str], float]
+    lengths: Sequence[int],
+    turns: int,
+    style: Style,
+    seed: int,
+    tokens_per_line: Mapping[tuple[str, str], float],
+    own: Own | None = None,
 ) -> Plan:
-    """``turns`` documents of each length. ``tokens_per_line``: measured on the server by (language, domain)."""
+    """``turns`` documents of each length. ``tokens_per_line``: measured on the server by (language, domain). ``own``:
+    the user's asks, spread over the turns.
+    """
     papers = []
     for turn in range(turns):
         for length in lengths:
@@ -112,7 +153,9 @@ def make_plan(
             if style == "instructed":
                 language = ("en", "zh")[turn % 2]
                 papers.append(_paper("clauses", turn, length, language, "clauses", seed, tokens_per_line))
-    return Plan(style, seed, tuple(papers))
+    count = 0 if own is None else len(own.asks)
+    papers += [Paper(f"own-{at}", at * turns // count, 0, OWN, "en", OWN, at, 0) for at in range(count)]
+    return Plan(style, seed, tuple(papers), own_sha256=None if own is None else own.sha256)
 
 
 def _paper(
@@ -136,11 +179,18 @@ def forms(style: Style) -> tuple[tuple[str, str], ...]:
     return (*FORMS, ("en", "clauses"), ("zh", "clauses")) if style == "instructed" else FORMS
 
 
-def asks_of(paper: Paper, style: Style, levels: frozenset[int], cuts: bool) -> Iterator[GateAsk]:
+def asks_of(
+    paper: Paper, style: Style, levels: frozenset[int], cuts: bool, own: Own | None = None
+) -> Iterator[GateAsk]:
     """All asks about one paper that serve one of ``levels``, in the order in which they are cheapest: what only begins
     the text first. ``cuts``: the server takes texts to go on.
     """
-    made = _clauses(paper) if paper.source == "clauses" else _reading(paper, style, cuts)
+    if paper.source == OWN:
+        if own is None:
+            raise ValueError(f"{paper.key} without the user's asks")
+        made: Iterator[GateAsk] = iter((_own(paper, own.asks[paper.seed]),))
+    else:
+        made = _clauses(paper) if paper.source == "clauses" else _reading(paper, style, cuts)
     for ask in made:
         if ask.levels & levels:
             yield ask
@@ -223,6 +273,29 @@ def _clauses(paper: Paper) -> Iterator[GateAsk]:
             values=(one.value,),
             critical=True,
         )
+
+
+def _own(paper: Paper, ask: Ask) -> GateAsk:
+    expected = ask.expected
+    levels = {1} | ({3} if expected is not None else set())
+    if expected is not None and expected.kind in ("exact", "contains", "absent"):
+        levels.add(2)
+    critical = expected is not None and expected.kind == "critical"
+    return GateAsk(
+        f"{paper.key}/{ask.key}",
+        paper,
+        ask.kind,
+        frozenset(levels | ({4} if critical else set())),
+        ask.max_tokens,
+        ask.messages,
+        ask.prompt,
+        expected=None if expected is None else expected.text,
+        values=expected.critical if expected is not None else (),
+        critical=critical,
+        judged=None if expected is None else expected.kind,
+        alternatives=() if expected is None else expected.alternatives,
+        extra={name: value for name, value in ask.extra.items() if name not in SET_HERE},
+    )
 
 
 def instructed_chat(text: str, question: str, language: str, style: Style) -> tuple[Mapping[str, str], ...]:

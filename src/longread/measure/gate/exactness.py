@@ -17,7 +17,7 @@ from longread.measure.gate.client import Answer, Client
 from longread.measure.gate.distribution import divergence_point, largest_gap
 from longread.measure.gate.documents import ANSWER_TOKENS, FORMS, Style, instructed_chat
 from longread.measure.gate.profiles import Profile
-from longread.measure.gate.verdict import Finding, LevelResult
+from longread.measure.gate.verdict import Finding, LevelResult, Verdict
 from longread.measure.reading import Question, write
 
 PRESSURE_ROUNDS = 24  # other documents at most that are read to push one out of the cache
@@ -192,8 +192,8 @@ class Exactness:
             reason = self.abilities.without.get("logprobs", "none were told")
             return Finding(0, "logprob_gap", "INCONCLUSIVE", note=f"not run: no log-probabilities ({reason})")
         worst = max(gaps)
-        verdict = "PASS" if worst <= self.limit else "FAIL"
-        return Finding(0, "logprob_gap", verdict, worst, limit=self.limit, samples=len(gaps))  # type: ignore[arg-type]
+        verdict: Verdict = "PASS" if worst <= self.limit else "FAIL"
+        return Finding(0, "logprob_gap", verdict, worst, limit=self.limit, samples=len(gaps))
 
     def _reuse(self) -> list[Finding]:
         told = [one.cached[1] for one in self.found if one.cached[1] is not None]

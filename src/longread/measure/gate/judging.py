@@ -14,6 +14,7 @@ from longread.measure.gate.profiles import Profile
 from longread.measure.gate.record import Said
 from longread.measure.gate.statistics import bootstrap_mean, clean_samples, paired_drop, share
 from longread.measure.gate.verdict import Finding, LevelResult, at_least, at_most, told
+from longread.measure.workloads import Expected, score
 
 Pair = tuple[Said, Said]  # base, candidate
 BANDS = ((0.0, 1 / 3, "front"), (1 / 3, 2 / 3, "middle"), (2 / 3, 1.01, "end"))
@@ -60,8 +61,21 @@ def differences(base: Said, candidate: Said, tie: float) -> list[Difference]:
     return [difference(a, b, tie) for a, b in pairs if a.top and b.top]
 
 
-def likelihood(pairs: Sequence[Pair], profile: Profile, error: float) -> LevelResult:
-    """Level 1. Samples are documents: positions of one document hang together."""
+def noise_of(base: Mapping[str, Said], again: Iterable[Said], profile: Profile) -> float | None:
+    """Mean KL of a server against itself; None where nothing was asked again."""
+    found = [d.kl for a, b in pairs_of(base, again, 1) for d in differences(a, b, profile["logprob_gap"])]
+    return fmean(found) if found else None
+
+
+def kl_limit(profile: Profile, noise: float | None) -> float:
+    """The limit of mean KL: the profile's, or less where the base is known to be quieter."""
+    if noise is None or not profile["kl_noise"]:
+        return profile["kl_mean"]
+    return min(profile["kl_mean"], max(profile["kl_floor"], profile["kl_noise"] * noise))
+
+
+def likelihood(pairs: Sequence[Pair], profile: Profile, error: float, noise: float | None = None) -> LevelResult:
+    """Level 1. Samples are documents: positions of one document hang together. ``noise``: the base's own."""
     grouped: dict[int, dict[str, list[Difference]]] = defaultdict(lambda: defaultdict(list))
     whole = fallen = 0
     for base, candidate in pairs:
@@ -73,12 +87,14 @@ def likelihood(pairs: Sequence[Pair], profile: Profile, error: float) -> LevelRe
     findings: list[Finding] = []
     everything: dict[str, list[Difference]] = {}
     for length in sorted(grouped):
-        findings += _of_length(length, grouped[length], profile, error)
+        findings += _of_length(length, grouped[length], profile, error, kl_limit(profile, noise))
         everything |= grouped[length]
     rises = _groups(everything, lambda d: d.nll)
     values = [value for group in rises for value in group]
     if values:
         findings.append(at_most(1, "nll", fmean(values), bootstrap_mean(rises, error), profile["nll"], len(rises)))
+    if noise is not None:
+        findings.append(told(1, "kl_mean of the base against itself", noise, len(everything)))
     findings += _shape([d for group in everything.values() for d in group], len(everything))
     notes = (f"{fallen} of {whole} positions stand behind a difference and were not compared",) if fallen else ()
     return LevelResult(1, tuple(findings), notes=notes)
@@ -90,7 +106,7 @@ def _groups(papers: Mapping[str, Sequence[Difference]], of: Callable[[Difference
 
 
 def _of_length(
-    length: int, papers: Mapping[str, Sequence[Difference]], profile: Profile, error: float
+    length: int, papers: Mapping[str, Sequence[Difference]], profile: Profile, error: float, limit: float
 ) -> list[Finding]:
     kls = _groups(papers, lambda d: d.kl)
     flips = _groups(papers, lambda d: float(d.flipped))
@@ -101,13 +117,11 @@ def _of_length(
     value = fmean([v for group in kls for v in group])
     note = "" if len(kls) >= 3 else "at least 3 documents of a length are needed"
     return [
-        at_most(
-            1, f"kl_mean at {length:,}", value, bootstrap_mean(kls, error), profile["kl_mean"], len(kls), note=note
-        ),
+        at_most(1, f"kl_mean {_at(length)}", value, bootstrap_mean(kls, error), limit, len(kls), note=note),
         # Documents tell how flips cluster, Wilson's what none of so many means: the wider side of both.
         at_most(
             1,
-            f"flips at {length:,}",
+            f"flips {_at(length)}",
             flipped / count,
             (max(0.0, min(low, by_position[0])), min(1.0, max(high, by_position[1]))),
             profile["flips"],
@@ -116,6 +130,10 @@ def _of_length(
             note=note,
         ),
     ]
+
+
+def _at(length: int) -> str:
+    return f"at {length:,}" if length else "of own asks"
 
 
 def _more(documents: int, positions: int, limit: float, error: float) -> int:
@@ -141,7 +159,11 @@ def _shape(found: Sequence[Difference], documents: int) -> list[Finding]:
 
 
 def right(one: Said) -> bool:
-    """Whether an answer holds what it must: all values, or that the text does not say it."""
+    """Whether an answer holds what it must: all values, or that the text does not say it. The user's own asks are
+    scored as their workload's are.
+    """
+    if one.judged is not None:
+        return score(Expected(one.judged, one.expected or "", one.alternatives, one.values), one.text).right
     if one.values:
         return all(critical.stands(value, one.text) for value in one.values)
     said = texts.normalised(one.text)
@@ -204,7 +226,9 @@ def _drop(
 
 def matches(one: Said) -> bool:
     """Exact match with the reference, or with its values alone."""
-    references = [one.expected or ""] + (["; ".join(one.values), "；".join(one.values)] if one.values else [])
+    references = [one.expected or "", *one.alternatives] + (
+        ["; ".join(one.values), "；".join(one.values)] if one.values else []
+    )
     return texts.exact(one.text, references)
 
 
@@ -319,13 +343,18 @@ def _short(text: str) -> str:
 
 
 def judge(
-    level: int, candidate: Sequence[Said], base: Mapping[str, Said] | None, profile: Profile, error: float
+    level: int,
+    candidate: Sequence[Said],
+    base: Mapping[str, Said] | None,
+    profile: Profile,
+    error: float,
+    again: Sequence[Said] = (),
 ) -> LevelResult:
-    """One of levels 1 to 4."""
+    """One of levels 1 to 4. ``again``: the base's asks that were put to it twice."""
     if level == 1:
         if base is None:
             return LevelResult(1, not_run="a base to compare with is needed (--base, made by `longread gate base`)")
-        found = likelihood(pairs_of(base, candidate, 1), profile, error)
+        found = likelihood(pairs_of(base, candidate, 1), profile, error, noise_of(base, again, profile))
         return LevelResult(1, (*failures(1, candidate), *found.findings), found.not_run, found.notes)
     judges = {2: needles, 3: answers, 4: critical_values}
     return judges[level](candidate, base, profile, error)

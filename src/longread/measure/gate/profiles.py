@@ -52,6 +52,27 @@ LIMITS = (
         "the best of them; the others lie between the steps that nobody notices and those that people do",
     ),
     Limit(
+        "kl_noise",
+        1,
+        (10, 0, 0),
+        1e6,
+        "times",
+        "how many times the base's own noise (the same asks again, cold and in another order) mean KL may be; at least "
+        "kl_floor and at most kl_mean counts. 0: the noise is not looked at",
+        "what is lossless cannot be told from the base itself. Other batch shapes move it, so a repetition shows its "
+        "order of magnitude and not more",
+    ),
+    Limit(
+        "kl_floor",
+        1,
+        (1e-8, 1e-8, 1e-8),
+        1.0,
+        "nats",
+        "mean KL below which kl_noise asks no more",
+        "the bundled readers in float32: other chunk sizes move it by less than 1e-12; a log-probability that moves by "
+        "1e-4 moves it by 1e-8 at most",
+    ),
+    Limit(
         "flips",
         1,
         (0.01, 0.05, 0.10),

@@ -9,17 +9,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from longread.measure.gate.distribution import Position
-from longread.measure.gate.documents import MIN_LENGTH, VERSION, Paper, Plan, Style
+from longread.measure.gate.documents import MIN_LENGTH, OWN, VERSION, Paper, Plan, Style
+from longread.measure.workloads.ask import ExpectedKind
 from longread.spec.errors import ConfigError
 
 KIND = "longread-gate-base"
 SCHEMA = 1
 MOST_BYTES = 2 * 2**30
 MOST_PAPERS, MOST_LINES = 20_000, 400_000
-DIGITS = 6  # of a log-probability: float32 has about seven
+DIGITS = 9  # of a log-probability behind the point: near 0 float32 has so many
 
 Logprob = Annotated[float, Field(le=0, ge=-9999)]
 Pair = tuple[str, Logprob]
@@ -54,6 +55,8 @@ class Said(FileModel):
     expected: str | None = None
     values: tuple[str, ...] = ()
     critical: bool = False
+    judged: ExpectedKind | None = None
+    alternatives: tuple[str, ...] = ()
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     cached: int | None = None
@@ -74,12 +77,18 @@ class Said(FileModel):
 class _Paper(FileModel):
     key: str
     turn: int = Field(ge=0, le=MOST_PAPERS)
-    length: int = Field(ge=MIN_LENGTH, le=2**24)
-    source: str = Field(pattern="^(reading|clauses)$")
+    length: int = Field(ge=0, le=2**24)
+    source: str = Field(pattern="^(reading|clauses|own)$")
     language: str = Field(pattern="^(en|zh)$")
-    domain: str = Field(pattern="^(contract|statute|log|code|table|clauses)$")
+    domain: str = Field(pattern="^(contract|statute|log|code|table|clauses|own)$")
     seed: int = Field(ge=0)
-    lines: int = Field(ge=4, le=MOST_LINES)
+    lines: int = Field(ge=0, le=MOST_LINES)
+
+    @model_validator(mode="after")
+    def _has_lines(self) -> "_Paper":
+        if self.source != OWN and (self.lines < 4 or self.length < MIN_LENGTH):
+            raise ValueError("a document has lines and a length")
+        return self
 
 
 class _Plan(FileModel):
@@ -87,6 +96,7 @@ class _Plan(FileModel):
     style: Style
     seed: int
     papers: tuple[_Paper, ...] = Field(max_length=MOST_PAPERS)
+    own_sha256: str | None = None
 
 
 class _File(FileModel):
@@ -96,6 +106,7 @@ class _File(FileModel):
     plan: _Plan
     complete: bool
     said: tuple[Said, ...]
+    again: tuple[Said, ...] = ()
 
 
 _FILE = TypeAdapter(_File)
@@ -103,12 +114,15 @@ _FILE = TypeAdapter(_File)
 
 @dataclass(slots=True)
 class Sayings:
-    """A whole file. ``provenance``: server, model, abilities, command, date. ``complete``: no ask was left out."""
+    """A whole file. ``provenance``: server, model, abilities, command, date. ``complete``: no ask was left out.
+    ``again``: some of the asks a second time, in another order and cold: how far the server differs from itself.
+    """
 
     provenance: dict[str, object]
     plan: Plan
     said: list[Said] = field(default_factory=list)
     complete: bool = False
+    again: list[Said] = field(default_factory=list)
 
     def by_key(self) -> dict[str, Said]:
         return {one.key: one for one in self.said}
@@ -122,6 +136,7 @@ class Sayings:
             "plan": self.plan.document(),
             "complete": self.complete,
             "said": [one.model_dump(mode="json", exclude_defaults=True) for one in self.said],
+            "again": [one.model_dump(mode="json", exclude_defaults=True) for one in self.again],
         }
         write_json(path, document)
 
@@ -169,5 +184,5 @@ def read(path: Path) -> Sayings:
         where = ".".join(map(str, first["loc"]))
         raise ConfigError(f"{path}: damaged at {where}: {first['msg']}") from None
     papers = tuple(Paper(**paper.model_dump()) for paper in found.plan.papers)
-    plan = Plan(found.plan.style, found.plan.seed, papers, found.plan.version)
-    return Sayings(dict(found.provenance), plan, list(found.said), found.complete)
+    plan = Plan(found.plan.style, found.plan.seed, papers, found.plan.version, found.plan.own_sha256)
+    return Sayings(dict(found.provenance), plan, list(found.said), found.complete, list(found.again))

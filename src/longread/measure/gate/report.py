@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable
 
+from rich import box
 from rich.table import Table
 from rich.text import Text
 
@@ -12,29 +13,29 @@ from longread.measure.gate.verdict import LEVELS, Finding, LevelResult
 
 COLOURS = {"PASS": "green", "FAIL": "bold red", "INCONCLUSIVE": "yellow"}
 SHOWN_NOTE = 240
+WHAT = 17  # columns: "kl_mean at 16,384" on one line of a terminal of 80
 
 
 def findings_table(levels: Iterable[LevelResult], everything: bool = False) -> Table:
     """A row a finding that was judged; ``everything``: those that are only told, too."""
-    table = Table(title="Quality gate", title_justify="left")
-    for name, justify in (("level", "left"), ("what", "left"), ("verdict", "left")):
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]
-    for name in ("value", "95 % interval", "limit", "samples", "would decide"):
-        table.add_column(name, justify="right")
+    table = Table(title="Quality gate", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("what", min_width=WHAT)
+    table.add_column("verdict", no_wrap=True)
+    for name in ("value", "interval, 95 %", "limit", "n", "needs"):
+        table.add_column(name, justify="right", no_wrap=True)
     for level in levels:
-        name = f"{level.level} {LEVELS[level.level]}"
+        table.add_row(Text(f"{level.level} {LEVELS[level.level]}", style="bold"), _coloured(level.verdict))
         if level.not_run is not None:
-            table.add_row(name, Text(f"not run: {level.not_run}", style="dim"), _coloured("INCONCLUSIVE"))
-            continue
+            table.add_row(Text(f"not run: {level.not_run}", style="dim"))
         for finding in level.findings:
             if finding.verdict is not None or everything:
-                table.add_row(name, finding.name, *_cells(finding))
-                name = ""
+                table.add_row(finding.name, *_cells(finding))
+        table.add_section()
     return table
 
 
 def _cells(finding: Finding) -> tuple[Text | str, ...]:
-    interval = "" if finding.low is None or finding.high is None else f"{_n(finding.low)} … {_n(finding.high)}"
+    interval = "" if finding.low is None or finding.high is None else f"{_n(finding.low)}…{_n(finding.high)}"
     return (
         Text("told", style="dim") if finding.verdict is None else _coloured(finding.verdict),
         _n(finding.value),

@@ -14,9 +14,9 @@ import httpx
 
 from longread.measure.gate import documents
 from longread.measure.gate.abilities import Abilities, probe
-from longread.measure.gate.capture import all_of, say_all
+from longread.measure.gate.capture import all_of, say_again, say_all
 from longread.measure.gate.client import Allowance, Client
-from longread.measure.gate.documents import MIN_LENGTH, Plan, Style, forms, make_plan
+from longread.measure.gate.documents import MIN_LENGTH, Own, Plan, Style, forms, make_plan
 from longread.measure.gate.errors import GateError, SpentError
 from longread.measure.gate.exactness import Exactness
 from longread.measure.gate.judging import judge
@@ -40,7 +40,9 @@ PRESSURE_TOKENS = 262_144
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the user set. ``lengths`` in tokens; ``documents`` a length. Raises ConfigError for what cannot work."""
+    """What the user set. ``lengths`` in tokens; ``documents`` a length; ``fresh``: the seed of level 0's documents,
+    None: a new one, so that no cache knows them. Raises ConfigError for what cannot work.
+    """
 
     base_url: str
     model: str | None = None
@@ -55,6 +57,8 @@ class Settings:
     timeout: float = 300.0
     concurrency: int = 4
     pressure_tokens: int = PRESSURE_TOKENS
+    own: Own | None = None
+    fresh: int | None = None
 
     def __post_init__(self) -> None:
         if not self.base_url.startswith(("http://", "https://")):
@@ -151,8 +155,10 @@ def provenance(settings: Settings, abilities: Abilities, client: Client, plan: P
         "base_url": settings.base_url,
         "model": abilities.model,
         "abilities": abilities.document(),
-        "settings": {k: v for k, v in asdict(settings).items() if k not in ("api_key", "base_url")},
-        "plan": None if plan is None else {"style": plan.style, "seed": plan.seed, "papers": len(plan.papers)},
+        "settings": {k: v for k, v in asdict(settings).items() if k not in ("api_key", "base_url", "own")},
+        "plan": None
+        if plan is None
+        else {"style": plan.style, "seed": plan.seed, "papers": len(plan.papers), "own": plan.own_sha256},
         "requests": client.allowance.requests,
         "prompt_tokens": client.allowance.prompt_tokens,
         "output_tokens": client.allowance.output_tokens,
@@ -200,6 +206,8 @@ async def make_base(
     """
     async with client_of(settings, transport) as client:
         abilities = await probe(client, settings.model)
+        if like is not None:
+            check_own(settings, like.plan)
         plan = await _plan(settings, client, abilities) if like is None else like.plan
         check_lengths(plan.lengths, abilities)
         style = plan.style
@@ -213,8 +221,11 @@ async def make_base(
             for turn in range(plan.turns):
                 watch.progress(turn, plan.turns, f"document {turn + 1} of {plan.turns} of each length")
                 papers = plan.of_turn(turn)
-                await say_all(client, abilities, papers, style, levels, None, found.said.append)
+                await say_all(client, abilities, papers, style, levels, None, found.said.append, settings.own)
             found.complete = True
+            if 1 in levels:
+                watch.progress(plan.turns, plan.turns, "the first document of each length again, for the noise")
+                await say_again(client, abilities, plan.of_turn(0), style, found.again.append, settings.own)
         except SpentError as error:
             found.provenance["stopped"] = str(error)
         except asyncio.CancelledError:
@@ -227,7 +238,15 @@ async def _plan(settings: Settings, client: Client, abilities: Abilities) -> Pla
     check_lengths(settings.lengths, abilities)
     style = style_of(settings, abilities)
     rates = await line_rates(client, style)
-    return make_plan(settings.lengths, settings.documents, style, settings.seed, rates)
+    return make_plan(settings.lengths, settings.documents, style, settings.seed, rates, settings.own)
+
+
+def check_own(settings: Settings, plan: Plan) -> None:
+    """Raises ConfigError where a base was made with other asks of the user's than these."""
+    given = None if settings.own is None else settings.own.sha256
+    if given != plan.own_sha256:
+        wanted = f"with --asks of sha256 {plan.own_sha256}" if plan.own_sha256 else "without --asks"
+        raise ConfigError(f"the base was made {wanted}; give the same file, or make it anew")
 
 
 async def run_gate(
@@ -238,6 +257,8 @@ async def run_gate(
     transport: httpx.AsyncBaseTransport | None = None,
 ) -> Outcome:
     """The gate. An interruption (cancellation) or the end of the allowance ends the asking, not the judging."""
+    if base is not None:
+        check_own(settings, base.plan)
     async with client_of(settings, transport) as client:
         abilities = await probe(client, settings.model)
         lengths = settings.lengths if base is None else base.plan.lengths
@@ -276,6 +297,7 @@ class _Gate:
         self.client, self.abilities, self.style = client, abilities, style
         self.plan: Plan | None = None if base is None else base.plan
         self.base = None if base is None else base.by_key()
+        self.again = [] if base is None else base.again
         self.outcome = Outcome(profile)
         self.said: list[Said] = []
         self.levels = frozenset(settings.levels)
@@ -289,12 +311,12 @@ class _Gate:
             await self._exactness(rates)
         if self.plan is None:
             s = self.settings
-            self.plan = make_plan(s.lengths, s.documents, self.style, s.seed, rates)
+            self.plan = make_plan(s.lengths, s.documents, self.style, s.seed, rates, s.own)
         if self.levels - {0}:
             await self._rounds(self.plan)
 
     async def _exactness(self, rates: Mapping[tuple[str, str], float]) -> None:
-        fresh = secrets.randbits(30)
+        fresh = secrets.randbits(30) if self.settings.fresh is None else self.settings.fresh
         self.exact = Exactness(
             self.client,
             self.abilities,
@@ -325,7 +347,14 @@ class _Gate:
         for turn in range(turns):
             self.watch.progress(turn, turns, f"document {turn + 1} of {turns} of each length")
             await say_all(
-                self.client, self.abilities, plan.of_turn(turn), self.style, open_levels, self.base or {}, self._keep
+                self.client,
+                self.abilities,
+                plan.of_turn(turn),
+                self.style,
+                open_levels,
+                self.base or {},
+                self._keep,
+                self.settings.own,
             )
             if turn + 1 in marks:
                 self.look = marks.index(turn + 1) + 1
@@ -357,7 +386,7 @@ class _Gate:
         if reason is not None:
             return LevelResult(level, not_run=reason)
         error = error_of_look(self.look, self.looks) if self.looks > 1 else ERROR
-        return judge(level, self.said, self.base, self.profile, error)
+        return judge(level, self.said, self.base, self.profile, error, self.again)
 
     def judged(self) -> list[LevelResult]:
         """Every level that was asked for, from what is there."""
@@ -385,7 +414,7 @@ def compare_files(base: Sayings, candidate: Sayings, profile: Profile) -> Outcom
     before = base.by_key()
     outcome = Outcome(profile, provenance={"base": base.provenance, "candidate": candidate.provenance})
     levels = sorted({level for one in base.said for level in one.levels})
-    outcome.levels = [judge(level, candidate.said, before, profile, ERROR) for level in levels]
+    outcome.levels = [judge(level, candidate.said, before, profile, ERROR, base.again) for level in levels]
     if not (base.complete and candidate.complete):
         outcome.stopped = "one of the files is not complete"
     return outcome

@@ -13,8 +13,8 @@ from random import Random
 from longread.measure.gate.abilities import Abilities
 from longread.measure.gate.capture import all_of
 from longread.measure.gate.client import Answer, Client
-from longread.measure.gate.distribution import Position, entropy, known
-from longread.measure.gate.verdict import Finding
+from longread.measure.gate.distribution import Position, known
+from longread.measure.gate.verdict import Finding, Verdict
 from longread.measure.reading import write
 
 ASKED = (1.0, 0.5)  # temperatures
@@ -60,6 +60,14 @@ def heat(position: Position, drawn: Sequence[str]) -> Heat | None:
     return Heat(value, min(inside), max(inside))
 
 
+def spread(position: Position) -> float:
+    """Variance of the log-probability of a drawn token: what one draw tells about the temperature."""
+    told = [p for p in known(position).values() if p > 0]
+    total = math.fsum(told)
+    mean = math.fsum(p * math.log(p) for p in told) / total
+    return math.fsum(p * (math.log(p) - mean) ** 2 for p in told) / total
+
+
 def judge_heat(asked: float, found: Heat | None, draws: int) -> Finding:
     """FAIL where the temperature asked for is outside; PASS where the interval is also sharp enough to say so."""
     name = f"temperature {asked:g}"
@@ -71,9 +79,9 @@ def judge_heat(asked: float, found: Heat | None, draws: int) -> Finding:
     sharp = found.low >= asked / SHARP and found.high <= asked * SHARP
     wide = max(math.log(found.high / asked), math.log(asked / found.low)) / math.log(SHARP) if inside else 0.0
     needed = None if not inside or sharp else max(draws + 1, math.ceil(draws * wide**2))
-    verdict = "FAIL" if not inside else "PASS" if sharp else "INCONCLUSIVE"
+    verdict: Verdict = "FAIL" if not inside else "PASS" if sharp else "INCONCLUSIVE"
     note = "the drawn tokens do not follow the log-probabilities at that temperature" if not inside else ""
-    return Finding(0, name, verdict, found.value, found.low, found.high, asked, draws, needed, note)  # type: ignore[arg-type]
+    return Finding(0, name, verdict, found.value, found.low, found.high, asked, draws, needed, note)
 
 
 class Sampler:
@@ -107,7 +115,7 @@ class Sampler:
         return await self.client.complete(prompt, logprobs=self.abilities.completion_top, **fields)
 
     async def _open_place(self) -> tuple[str, Position] | None:
-        """The beginning of a text whose next token is the least certain, of those that are open at all."""
+        """The beginning of a text whose next token tells most about the temperature, of those that are open at all."""
         text = write(self.fresh, LINES, "en", "contract").text
         words = [i for i in range(1, len(text)) if text[i].isspace()][20:]
         cuts = sorted(Random(self.fresh).sample(words, min(PLACES, len(words))))
@@ -117,7 +125,7 @@ class Sampler:
             if answer.positions and len(answer.positions[0].top) > 1:
                 position = answer.positions[0]
                 if BEST_SHARE[0] <= math.exp(position.top[0][1]) <= BEST_SHARE[1]:
-                    found.append((entropy(position), cut, position))
+                    found.append((spread(position), cut, position))
         if not found:
             return None
         _, cut, position = max(found, key=lambda one: one[0])
@@ -128,10 +136,10 @@ class Sampler:
         drawn = [answer.positions[0].token for answer in answers if answer.positions]
         others = [token for token in drawn if token != position.best]
         tied = all((position.of(token) or -99.0) >= position.top[0][1] - 0.05 for token in others)
-        verdict = "PASS" if not others or tied else "FAIL"
+        verdict: Verdict = "PASS" if not others or tied else "FAIL"
         note = f"{others[0]!r} was drawn where {position.best!r} is the most probable" if others else ""
         self._keep(0.0, drawn)
-        return Finding(0, "temperature 0", verdict, float(len(others)), limit=0.0, samples=len(drawn), note=note)  # type: ignore[arg-type]
+        return Finding(0, "temperature 0", verdict, float(len(others)), limit=0.0, samples=len(drawn), note=note)
 
     async def _heat(self, prompt: str, position: Position, asked: float) -> Finding:
         """Draw in batches until the interval decides."""
@@ -164,9 +172,9 @@ class Sampler:
             return Finding(
                 0, name, "PASS" if distinct else "FAIL", float(SEEDS - same), limit=0.0, samples=SEEDS, note=note
             )
-        verdict = "INCONCLUSIVE" if same else "FAIL"
+        verdict: Verdict = "INCONCLUSIVE" if same else "FAIL"
         note = f"{same} of {SEEDS} seeds repeated" + ("; kernels that sum by batch shape do that" if same else "")
-        return Finding(0, name, verdict, float(SEEDS - same), limit=0.0, samples=SEEDS, note=note)  # type: ignore[arg-type]
+        return Finding(0, name, verdict, float(SEEDS - same), limit=0.0, samples=SEEDS, note=note)
 
     def _keep(self, temperature: float, drawn: Sequence[str]) -> None:
         self.evidence({"level": 0, "name": f"temperature {temperature:g}", "drawn": list(drawn)})
