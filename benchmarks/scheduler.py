@@ -3,11 +3,11 @@
     python benchmarks/scheduler.py --output results/scheduler.json
 
 Cases: everybody decodes while the slots are full; a server in motion, where four requests end in each step and others
-take their places and read their prompts, in one class and in three; every running one reads a prompt; slots are free
-and pages are not.
+take their places and read their prompts, in one class and in three; every running one reads a prompt, of 40 owners and
+of an owner each; slots are free and pages are not.
 With and without a latency target, since a target makes the schedule size its step. Only ``schedule()`` is timed; adding
-and removing requests is timed apart. A full pass of Python's garbage collector looks at every token list; its pauses
-are counted apart as well, wherever they fall.
+and removing requests is timed apart. Python's garbage collector is set as it is in the engine's process; a full pass,
+which should not come, is counted apart.
 """
 
 import argparse
@@ -26,6 +26,7 @@ from longread.engine.sequence import Timeline
 from longread.engine.virtual import ROOT, NoContent, groups, hashed
 from longread.kv.cache import KVCache
 from longread.measure.result import this_commit, this_machine
+from longread.server.worker.collecting import Collections
 from longread.spec.config import Slo
 from longread.spec.cost import StepCost
 
@@ -46,6 +47,7 @@ class Bench:
     pages: int
     budget: int = 8192
     priorities: tuple[int, ...] = (0,)
+    owners: int = OWNERS
     spent: dict[str, list[float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -72,7 +74,7 @@ class Bench:
         timeline = Timeline(f"r{self.made}", prompt, known)
         self.live[timeline.key] = timeline
         priority = self.priorities[self.made % len(self.priorities)]
-        self.timed("add", lambda: self.scheduler.add(timeline, priority, f"owner {self.made % OWNERS}"))
+        self.timed("add", lambda: self.scheduler.add(timeline, priority, f"owner {self.made % self.owners}"))
 
     def end(self, timeline: Timeline) -> None:
         self.timed("remove", lambda: self.scheduler.remove(timeline, False))
@@ -144,6 +146,12 @@ def reading(bench: Bench, steps: int) -> None:
         bench.decide()
 
 
+def apart(bench: Bench, steps: int) -> None:
+    """As ``reading``, with as many owners as requests: the schedule shares a step among owners first."""
+    bench.owners = bench.running + bench.waiting
+    reading(bench, steps)
+
+
 def lacking(bench: Bench, steps: int) -> None:
     """Half of the slots are taken, and the pages that are free are kept for those who run."""
     half = bench.running // 2
@@ -163,6 +171,7 @@ CASES: dict[str, tuple[Callable[[Bench, int], None], Callable[[int, int], int]]]
     "in motion": (moving, lambda running, waiting: running * PAGES_EACH),
     "in motion, three classes": (classes, lambda running, waiting: running * PAGES_EACH),
     "all read, slots full": (reading, lambda running, waiting: running * 50),
+    "all read, an owner each": (apart, lambda running, waiting: running * 50),
     "slots free, pages lacking": (lacking, lambda running, waiting: running // 2 * 5),
 }
 
@@ -197,10 +206,11 @@ def full_collections() -> Iterator[list[float]]:
 def measure(name: str, target: str, running: int, waiting: int, steps: int) -> dict[str, object]:
     case, pages = CASES[name]
     bench = Bench(running, waiting, TARGETS[target], pages(running, waiting))
-    gc.collect()
+    Collections().begin()
     with full_collections() as pauses:
         case(bench, steps)
     bench.cache.check()
+    bench.scheduler.check()
     figures = {what: spread(values) for what, values in bench.spent.items() if not what.startswith("filling")}
     figures |= {"full collection": spread(pauses)} if pauses else {}
     return {
