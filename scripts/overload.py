@@ -8,6 +8,9 @@ Phases: ``best`` (as many clients as there are slots, each asks again at once), 
 ``--factor`` times as many as are served at best; they do not come back), ``after`` (as ``best``). A third of the
 clients reads its answer in one piece, one in twenty leaves in the middle of its own.
 
+The clients share the machine with the server, so each is as cheap as a client can be: a connection of its own, a
+request, what comes back as it is. ``cpu_seconds`` are those of clients, server and engine in each phase.
+
 Prints one JSON object. Exit status 1 where a promise is broken; ``broken`` says which. ``fullness``, of the fake engine
 only: slots that were used in a step of the overload, which does not depend on how fast this machine is.
 """
@@ -25,13 +28,12 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 
 import longread
@@ -153,17 +155,55 @@ def quantile(values: Sequence[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(len(values) * share))]
 
 
+@dataclass(slots=True)
+class Reply:
+    """One answer: ``pieces`` of the body as they come, without the framing of chunks."""
+
+    status: int
+    headers: dict[str, str]
+    pieces: AsyncIterator[bytes]
+
+    async def read(self) -> bytes:
+        return b"".join([piece async for piece in self.pieces])
+
+
+@asynccontextmanager
+async def call(address: str, method: str, path: str, body: object = None) -> AsyncIterator[Reply]:
+    """One request on a connection of its own, which is closed behind it. Raises OSError, EOFError, TimeoutError."""
+    host, _, port = address.removeprefix("http://").rpartition(":")
+    data = b"" if body is None else json.dumps(body).encode()
+    head = f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: {len(data)}"
+    async with asyncio.timeout(HANG_SECONDS):
+        reader, writer = await asyncio.open_connection(host, int(port))
+        try:
+            writer.write(head.encode() + b"\r\n\r\n" + data)
+            first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+            headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+            yield Reply(int(first.split(" ")[1]), headers, _pieces(reader, headers))
+        finally:
+            writer.close()
+
+
+async def _pieces(reader: asyncio.StreamReader, headers: dict[str, str]) -> AsyncIterator[bytes]:
+    if "content-length" in headers:
+        yield await reader.readexactly(int(headers["content-length"]))
+        return
+    while size := int(await reader.readuntil(b"\r\n"), 16):
+        yield (await reader.readexactly(size + 2))[:-2]
+
+
 class Load:
     """Clients of one server."""
 
     def __init__(self, address: str, process: psutil.Process, args: argparse.Namespace):
         self.address, self.process, self.args = address, process, args
         self.draw = random.Random(args.seed)
-        self.client = httpx.AsyncClient(
-            base_url=address,
-            timeout=httpx.Timeout(HANG_SECONDS),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
-        )
+
+    def spent(self) -> dict[str, float]:
+        """Processor seconds up to now of each party."""
+        parties = {"clients": [psutil.Process()], "server": [self.process], "engine": self.process.children()}
+        times = {name: [process.cpu_times() for process in processes] for name, processes in parties.items()}
+        return {name: sum(each.user + each.system for each in found) for name, found in times.items()}
 
     async def ask(self, into: Ends) -> None:
         """One client: how it ended is booked."""
@@ -172,13 +212,13 @@ class Load:
         prompt = [draw.randrange(3, 400) for _ in range(self.args.prompt)]
         body = {"prompt": prompt, "max_tokens": self.args.tokens, "ignore_eos": True, "stream": not whole}
         try:
-            async with self.client.stream("POST", "/v1/completions", json=body) as response:
-                if response.status_code != 200:
-                    into.ends[str(response.status_code)] += 1
-                    self._check_refusal(response, await response.aread(), into)
+            async with call(self.address, "POST", "/v1/completions", body) as reply:
+                if reply.status != 200:
+                    into.ends[str(reply.status)] += 1
+                    self._check_refusal(reply, await reply.read(), into)
                     return
                 first, pieces = 0.0, []
-                async for piece in response.aiter_bytes():
+                async for piece in reply.pieces:
                     first = first or time.monotonic() - begun
                     pieces.append(piece)
                     if leaves and not whole:
@@ -188,9 +228,9 @@ class Load:
                     into.ends["served"] += 1
                     into.served.append(time.monotonic())
                     into.first.append(first)
-        except httpx.TimeoutException:
+        except TimeoutError:
             into.ends["hung"] += 1
-        except httpx.TransportError as error:
+        except (OSError, EOFError) as error:
             into.ends["broken"] += 1
             into.unclean.append(repr(error)[:300])
 
@@ -209,22 +249,22 @@ class Load:
             into.unclean.append(data[-300:].decode(errors="replace"))
         return good
 
-    def _check_refusal(self, response: httpx.Response, data: bytes, into: Ends) -> None:
+    def _check_refusal(self, reply: Reply, data: bytes, into: Ends) -> None:
         with suppress(ValueError, KeyError, TypeError):
             message = json.loads(data)["error"]["message"]
-            retry = response.headers.get("Retry-After", "1" if response.status_code == 504 else "")
-            if response.status_code in CLEAN and message and int(retry) >= 1:
+            if reply.status in CLEAN and message and int(reply.headers["retry-after"]) >= 1:
                 return
-        into.unclean.append(f"{response.status_code}: {data[:300].decode(errors='replace')}")
+        into.unclean.append(f"{reply.status}: {data[:300].decode(errors='replace')}")
 
     async def watch(self, into: Ends) -> None:
         """Health and memory, all along."""
         while True:
             begun = time.monotonic()
-            response = await self.client.get("/health")
+            async with call(self.address, "GET", "/health") as reply:
+                await reply.read()
             into.health.append(time.monotonic() - begun)
-            if response.status_code != 200:
-                into.unclean.append(f"/health: {response.status_code}")
+            if reply.status != 200:
+                into.unclean.append(f"/health: {reply.status}")
             processes = [self.process, *self.process.children(recursive=True)]
             into.memory.append(sum(each.memory_info().rss for each in processes))
             await asyncio.sleep(0.1)
@@ -266,7 +306,9 @@ class Load:
         end = time.monotonic() + HANG_SECONDS
         while True:
             found: Counter[str] = Counter()
-            for name, value in METRIC.findall((await self.client.get("/metrics")).text):
+            async with call(self.address, "GET", "/metrics") as reply:
+                text = (await reply.read()).decode()
+            for name, value in METRIC.findall(text):
                 found[name] += int(float(value))
             rest = found["num_requests_running"] + found["num_requests_waiting"]
             accepted, ended = found["requests_accepted_total"], found["request_success_total"]
@@ -280,19 +322,23 @@ class Load:
 async def phases(load: Load, args: argparse.Namespace) -> tuple[dict[str, Any], float]:
     """All phases, and when the overload began."""
     await load.closed(min(1.0, args.best_seconds))  # what is imported or compiled at first
+    spent = [load.spent()]
     best = await load.closed(args.best_seconds)
+    spent.append(load.spent())
     rate = args.rate or args.factor * len(best.served) / args.best_seconds
     overload, begun = await load.open(rate, args.seconds)
+    spent.append(load.spent())
     middle = await load.books()
     after = await load.closed(args.best_seconds)
     books = await load.books()
-    await load.client.aclose()
     told: dict[str, Any] = {
         "best": best.told(args.best_seconds),
         "overload": overload.told(args.seconds - RUN_UP),
         "after": after.told(args.best_seconds),
         "books": books,
     }
+    for name, before, behind in zip(("best", "overload"), spent, spent[1:], strict=False):
+        told[name]["cpu_seconds"] = {party: round(behind[party] - before[party], 2) for party in before}
     told["broken"] = list(broken(best, overload, after, told, middle, args))
     return told, begun
 
