@@ -4,6 +4,7 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import get_args
 
 import httpx
@@ -12,7 +13,9 @@ from serving import MODEL, Serving, serving, wait_until
 from shelf import MemoryShelf
 
 from longread.cli import main as cli
+from longread.cli.describe import step_line
 from longread.measure import standing as drawing
+from longread.server.fake import FakeEngine
 from longread.server.options import ServerOptions
 from longread.server.records import standing_json
 from longread.spec.engine import Standing, WaitReason, class_of
@@ -144,3 +147,26 @@ def test_every_reason_has_advice_and_all_numbers_are_said() -> None:
     said = "\n".join(drawing.lines({"choice": 2} | standing_json(WAITING, shared=False), named=True))
     for words in ("choice 2", "250 ms", "class batch", "0 of 1,000", "preempted 1", "2 run and 5 wait, 3", "1.5 s"):
         assert words in said
+
+
+def test_what_a_step_should_take_is_said_with_its_reason_and_what_is_not_known_is_said_to_be() -> None:
+    reading = replace(
+        WAITING, phase="prefill", reason="step", starts_in=None, first_token_in=2.0, step_target=0.031, step_reason="r"
+    )
+    said = "\n".join(drawing.lines({"choice": 0} | standing_json(reading, shared=True)))
+    assert "a step should take 31 ms: r" in said and "not known" not in said
+    early = replace(reading, first_token_in=None, cost_known=False, step_target=None)
+    record = standing_json(early, shared=True)
+    assert (record["starts_in_ms"], record["first_token_in_ms"], record["cost_known"]) == (None, None, False)
+    said = "\n".join(drawing.lines({"choice": 0} | record))
+    assert "when is not known yet" in said and "a step should take" not in said
+    older = {
+        name: value for name, value in record.items() if name not in ("cost_known", "step_target_ms", "step_reason")
+    }
+    assert drawing.lines({"choice": 0} | older)
+
+
+def test_the_start_says_what_a_step_may_take() -> None:
+    info = replace(FakeEngine().info, step_target=0.0312, step_reason="as measured")
+    assert step_line(info) == "  steps: 31.2 ms (as measured)"
+    assert "max_num_batched_tokens" in step_line(replace(info, step_target=None))

@@ -465,3 +465,30 @@ def test_limits_may_change_while_it_serves() -> None:
     assert world.admit(request("b", 100)) is None
     world.admission.limits = Limits(max_num_queued_tokens=10)
     assert world.admission.in_flight == 2
+
+
+def test_before_costs_are_known_nobody_is_refused_for_a_guess_and_who_is_refused_is_told_so() -> None:
+    info = replace(INFO, max_num_seqs=2)
+    admission = Admission(Limits(max_num_queued_reqs=1, queue_timeout=0.001), Slo(ttft=0.001))
+    assert "once it is known" in admission.told(info, None)
+    for name in "abc":
+        admission.admit([request(name, 100_000)], info, None)
+    with pytest.raises(AdmissionError, match="not known yet; try again in") as refused:
+        admission.admit([request("d", 1)], info, None)
+    assert refused.value.retry_after is not None and 1 <= refused.value.retry_after <= SPREAD_SECONDS + 1
+    assert admission.outlook(info, None)["predicted_queue_seconds"] is None
+    with pytest.raises(AdmissionError) as refused:
+        admission.admit([request("d", 1)], info, COST)
+    assert "not known" not in str(refused.value)
+
+
+def test_the_engines_step_target_sets_the_pace() -> None:
+    slow = StepCost(launch=0.02, token=1e-4)
+    waits = [Admission().predicted_wait(replace(INFO, step_target=target), slow) for target in (None, 0.15)]
+    assert waits == [0.0, 0.0]
+    found = []
+    for target in (None, 0.15):
+        admission, info = Admission(), replace(INFO, step_target=target, max_num_seqs=4)
+        admission.admit([request("first", 3000)], info, slow)
+        found.append(admission.predicted_wait(info, slow))
+    assert found[0] < found[1]  # short steps start more often
