@@ -21,6 +21,7 @@ from longread.engine.policy import LEVELS, PATIENCE, Demand, share
 from longread.engine.waiting import Entry
 
 LUMP = 64
+FEW = 32  # parties are always looked at
 
 
 @dataclass(slots=True, eq=False)
@@ -61,6 +62,7 @@ class Reading:
     def __init__(self) -> None:
         # Of each level: its parties, those first that were served longest ago.
         self._levels: list[dict[str, _Party]] = [{} for _ in LEVELS]
+        self._lengths: list[list[int]] = [[] for _ in LEVELS]  # of all prompts of each level, sorted
         self._dealt = 0  # prompt tokens, so far
 
     @property
@@ -75,6 +77,7 @@ class Reading:
         party.want += entry.filed
         insort(party.arrivals, (entry.arrival, entry))
         insort(party.lengths, (entry.filed, entry.arrival, entry))
+        insort(self._lengths[entry.level], entry.filed)
 
     def discard(self, entry: Entry) -> None:
         """It reads no more, or not at this level."""
@@ -82,6 +85,7 @@ class Reading:
         party = parties[entry.owner]
         del party.arrivals[bisect_left(party.arrivals, (entry.arrival, entry))]
         del party.lengths[bisect_left(party.lengths, (entry.filed, entry.arrival, entry))]
+        del self._lengths[entry.level][bisect_left(self._lengths[entry.level], entry.filed)]
         party.want -= entry.filed
         entry.yielded = self._dealt - entry.passed
         entry.filed = 0
@@ -95,7 +99,9 @@ class Reading:
             self.discard(entry)
             return True
         if remaining != entry.filed:
-            party = self._levels[entry.level][entry.owner]
+            party, lengths = self._levels[entry.level][entry.owner], self._lengths[entry.level]
+            del lengths[bisect_left(lengths, entry.filed)]
+            insort(lengths, remaining)
             del party.lengths[bisect_left(party.lengths, (entry.filed, entry.arrival, entry))]
             party.want += remaining - entry.filed
             entry.filed = remaining
@@ -106,10 +112,9 @@ class Reading:
         """Who may get any of at most ``most`` tokens, by rank. ``lumps``: how many of ``LUMP`` tokens there are."""
         found: list[Entry] = []
         shortest = 0
-        for parties in self._levels:
+        for parties, lengths in zip(self._levels, self._lengths, strict=True):
             if parties:
-                own = min(party.lengths[0][0] for party in parties.values())
-                shortest = min(shortest, own) or own
+                shortest = min(shortest, lengths[0]) or lengths[0]
                 eager, patient = self._chosen(parties, most, max(lumps, 1), shortest)
                 weights = [PATIENCE] * len(eager) + [1] * len(patient)
                 parts = share(most, [party.want for party in eager + patient], weights)
@@ -128,8 +133,10 @@ class Reading:
         eager: list[_Party] = []
         patient: list[_Party] = []
         want = 0
-        for party in parties.values():
-            if len(eager) >= lumps and len(patient) >= max(lumps // PATIENCE, 1) and want >= most:
+        for looked, party in enumerate(parties.values()):
+            # Patient ones that had no turn come first, so that those that are due are soon seen.
+            enough = len(patient) >= max(lumps // PATIENCE, 1) or looked >= 2 * lumps + FEW
+            if enough and len(eager) >= lumps and want >= most:
                 break
             oldest = party.oldest
             if oldest.filed > 2 * shortest and self._patient(oldest):
@@ -162,6 +169,9 @@ class Reading:
     def check(self) -> None:
         """Audit; raises AssertionError."""
         for level, parties in enumerate(self._levels):
+            filed = [entry.filed for party in parties.values() for _, entry in party.arrivals]
+            if sorted(filed) != self._lengths[level]:
+                raise AssertionError(f"level {level}: {self._lengths[level]} are not its prompts' lengths")
             for owner, party in parties.items():
                 entries = [entry for _, entry in party.arrivals]
                 same = entries and all((entry.level, entry.owner) == (level, owner) for entry in entries)
