@@ -37,6 +37,7 @@ class Toy:
     broken_every: int = 0
     heat: float | None = None
     prompt_logprobs: bool = False
+    interrupted_at: int = 0  # for whoever serves it: the request during which the user presses Ctrl-C
     max_model_len: int = 32768
     requests: list[dict[str, Any]] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)

@@ -1,6 +1,7 @@
 """``longread gate``: what it refuses before any work, its exit codes, and the files it leaves."""
 
 import json
+import signal
 import socketserver
 import threading
 from collections.abc import Iterator
@@ -24,6 +25,8 @@ def toy() -> Iterator[tuple[Toy, str]]:
             size = int(self.headers.get("content-length", 0))
             request = httpx.Request(self.command, f"http://toy{self.path}", content=self.rfile.read(size))
             response = made.handle(request)
+            if made.interrupted_at and len(made.requests) == made.interrupted_at:
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
             self.send_response(response.status_code)
             self.send_header("content-length", str(len(response.content)))
             self.end_headers()
@@ -63,6 +66,22 @@ def test_base_run_and_compare(toy: tuple[Toy, str], tmp_path: Path, capsys: pyte
     assert main(["gate", "base", "--base-url", url, "--like", base, "--levels", "1,4", "-o", other]) == 0
     assert main(["gate", "compare", base, other]) == 1
     assert main(["gate", "compare", base, base]) in (0, 3)
+
+
+def test_ctrl_c_keeps_what_was_measured(
+    toy: tuple[Toy, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made, url = toy
+    made.interrupted_at = 36
+    result, part = tmp_path / "gate.json", tmp_path / "base.json"
+    assert main(["gate", "run", *flags(url), "--levels", "2,3", "-o", str(result)]) == 130
+    document = json.loads(result.read_text())
+    assert document["interrupted"] and len(document["levels"]) == 2
+    assert len((tmp_path / "gate.jsonl").read_text().splitlines()) >= 10
+    assert "stopped: interrupted" in capsys.readouterr().out
+    made.requests.clear()
+    assert main(["gate", "base", *flags(url), "-o", str(part)]) == 130
+    assert not json.loads(part.read_text())["complete"] and "not complete: interrupted" in capsys.readouterr().out
 
 
 def test_without_log_probabilities_the_exit_code_is_3(toy: tuple[Toy, str], capsys: pytest.CaptureFixture[str]) -> None:
