@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -190,8 +191,9 @@ def test_waiting_takes_no_processor_time() -> None:
 
 
 def test_what_the_process_has_no_room_for_is_sent_later() -> None:
-    prompt, later = tuple(range(3, 103)) * 20_000, []
-    with working(engine={"max_model_len": 10**7}) as engine:
+    prompt, later = tuple(range(3, 103)) * 200, []
+    with working(engine={"max_model_len": 10**5}) as engine:
+        engine._channel._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         engine.keep_unsent(lambda: later.append(True))
         os.kill(engine.pid, signal.SIGSTOP)
         assert wait_until(lambda: psutil.Process(engine.pid).status() == psutil.STATUS_STOPPED)

@@ -26,7 +26,7 @@ def test_the_engines_process_makes_no_full_pass_by_itself(tmp_path: Path) -> Non
     engine = workers(collector=str(told)).make()
     try:
         engine.submit(GenerationRequest("r", (7, 8, 9), SamplingParams(max_tokens=2)))
-        while not any(isinstance(event, FinishEvent) for event in engine.step()):
+        while not any(isinstance(event, FinishEvent) for event in engine.read(10.0)):
             pass
     finally:
         engine.kill()
