@@ -1,0 +1,33 @@
+"""The commands: files in, a table or a page out, an exit code. How either is made is others'."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from longread.measure.load.result import write_atomically
+from longread.measure.report import compare_table
+from longread.measure.report.compare import Wanted
+from longread.measure.report.compare import compare as compared
+from longread.measure.report.files import gate_for, read_all, read_runs
+
+WORSE, OPEN = 1, 3  # exit codes, as the gate's FAIL and INCONCLUSIVE
+
+
+def compare(a: Path, b: Path, gates: Sequence[Path], wanted: Wanted, output: Path | None, fail_on: str | None) -> int:
+    """Show A against B. 0; with ``fail_on`` "worse" 1 where a row is worse, with "inconclusive" 3 where one is open.
+
+    Raises ConfigError where a file is not usable, or the two must not be compared.
+    """
+    sides = read_runs(a), read_runs(b)
+    more = read_all(gates).gates
+    for run in (*sides[0], *sides[1]):
+        run.gate = gate_for(run, [*([run.gate] if run.gate is not None else []), *more])
+    found = compared(*sides, wanted)
+    if output is not None:
+        write_atomically(output, found.document())
+    compare_table.show(found)
+    if output is not None:
+        print(f"written: {output}")
+    verdicts = {row.verdict for row in found.rows}
+    if fail_on is not None and "worse" in verdicts:
+        return WORSE
+    return OPEN if fail_on == "inconclusive" and "inconclusive" in verdicts else 0

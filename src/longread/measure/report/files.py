@@ -1,0 +1,228 @@
+"""Files that a user named, as what they are: runs, sweeps, gates, plans. Knows their marks; others say what is in them.
+
+Raises ConfigError for what is none of them, damaged or too large; nothing is guessed.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import orjson
+
+from longread.measure.report import longread_result, other_tools
+from longread.measure.report.numbers import amount, items, mapping, real, words
+from longread.measure.report.run import Gate, Point, Request, Run, Sweep
+from longread.plan.given_file import read_given
+from longread.spec.errors import ConfigError
+
+FILE_BYTES = 512 * 2**20
+LINES_BYTES = 4 * 2**30
+MOST_REQUESTS = 2_000_000
+MOST_FILES = 500
+MOST_POINTS = 1000
+KNOWN = (
+    "results of `longread bench serve`, `vllm bench serve` or aiperf (profile_export_aiperf.json), of `longread gate "
+    "run -o`, of `longread bench sweep`, or a plan of `longread plan --json`"
+)
+AXES = ("concurrency", "rate", "context")
+
+
+@dataclass(slots=True)
+class Material:
+    """All that was given, in the order of the command line."""
+
+    runs: list[Run] = field(default_factory=list)
+    sweeps: list[Sweep] = field(default_factory=list)
+    gates: list[Gate] = field(default_factory=list)
+    plans: list[tuple[str, Mapping[str, object]]] = field(default_factory=list)
+
+    @property
+    def all_runs(self) -> list[Run]:
+        """Of sweeps, too."""
+        return [*self.runs, *(point.run for sweep in self.sweeps for point in sweep.points)]
+
+
+def read_all(paths: Sequence[Path]) -> Material:
+    """A folder stands for the .json files in it that are known; a named file must be known itself."""
+    found = Material()
+    for path in paths:
+        if path.is_dir():
+            _folder(path, found)
+        else:
+            _take(path, _document(path), found)
+    _name_apart(found)
+    for run in found.all_runs:
+        run.gate = run.gate or gate_for(run, found.gates)
+    return found
+
+
+def read_runs(path: Path) -> list[Run]:
+    """One side of a comparison: a result, or a folder of repeated ones. Gates that lie in the folder count."""
+    found = read_all([path])
+    if found.sweeps:
+        raise ConfigError(f"{path} is a sweep: compare two of its results, or see `longread bench report {path}`")
+    if not found.runs:
+        raise ConfigError(f"{path}: holds no result of a run; known are {KNOWN}")
+    return found.runs
+
+
+def _folder(path: Path, found: Material) -> None:
+    files = sorted(each for each in path.iterdir() if each.suffix == ".json" and not each.name.startswith("."))
+    if len(files) > MOST_FILES:
+        raise ConfigError(f"{path}: {len(files):,} files, and at most {MOST_FILES} are read; name those that are meant")
+    known = 0
+    for each in files:
+        document = _document(each)
+        if kind_of(document) is not None:
+            _take(each, document, found)
+            known += 1
+    if not known:
+        raise ConfigError(f"{path}: no file in it is known; known are {KNOWN}")
+
+
+def _document(path: Path) -> Mapping[str, object]:
+    try:
+        found = json.loads(read_given(path, FILE_BYTES, "a result"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: not JSON ({str(error)[:200]})") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path}: a JSON {type(found).__name__}, not an object; known are {KNOWN}")
+    return found
+
+
+def kind_of(document: Mapping[str, object]) -> str | None:
+    """What it is: run, sweep, gate, plan; None: nothing that is known."""
+    if "longread_sweep" in document:
+        return "sweep"
+    if document.get("kind") == "longread-gate":
+        return "gate"
+    if str(document.get("schema", "")).startswith("longread.plan/"):
+        return "plan"
+    own = mapping(document.get("longread"))
+    if own.get("kind") == "bench serve" or other_tools.is_aiperf(document) or other_tools.is_vllm(document):
+        return "run"
+    return None
+
+
+def _take(path: Path, document: Mapping[str, object], found: Material) -> None:
+    kind = kind_of(document)
+    if kind == "run":
+        found.runs.append(run_of(document, path.stem, path))
+    elif kind == "sweep":
+        found.sweeps.append(_sweep(path, document))
+    elif kind == "gate":
+        found.gates.append(gate_of(document, path.name))
+    elif kind == "plan":
+        found.plans.append((path.name, document))
+    else:
+        raise ConfigError(f"{path}: it is not known what this is; known are {KNOWN}")
+
+
+def run_of(document: Mapping[str, object], label: str, path: Path) -> Run:
+    """The run in ``document``, which lies at ``path``; its requests lie beside it."""
+    own = mapping(document.get("longread"))
+    if own.get("kind") == "bench serve":
+        if own.get("schema") != longread_result.SCHEMA:
+            raise ConfigError(f"{path}: schema {own.get('schema')!r}; this version reads {longread_result.SCHEMA}")
+        requests, why = _requests(own, path)
+        run = longread_result.run_of(document, label, path.name, requests, why)
+        inside = mapping(own.get("gate"))
+        if inside.get("kind") == "longread-gate":
+            run.gate = gate_of(inside, path.name)
+        return run
+    if other_tools.is_aiperf(document):
+        return other_tools.aiperf(document, label, path.name)
+    return other_tools.vllm(document, label, path.name)
+
+
+def _requests(own: Mapping[str, object], path: Path) -> tuple[list[Request] | None, str | None]:
+    """The lines beside a result. Only a plain file name is followed: a result names no path elsewhere."""
+    name = own.get("requests_file")
+    if not isinstance(name, str) or not name or Path(name).name != name or "\0" in name:
+        return None, "the result names no file of requests"
+    place = path.parent / name
+    if not place.is_file():
+        return None, f"{words(name)} is not beside it"
+    if place.stat().st_size > LINES_BYTES:
+        return None, f"{words(name)} is larger than {LINES_BYTES // 2**30} GiB"
+    found = []
+    with place.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if number > MOST_REQUESTS:
+                return None, f"{words(name)} has more than {MOST_REQUESTS:,} lines"
+            if not line.strip():
+                continue
+            try:
+                row = orjson.loads(line)
+            except orjson.JSONDecodeError as error:
+                raise ConfigError(f"{place}: line {number:,} is not JSON ({error})") from None
+            if not isinstance(row, dict):
+                raise ConfigError(f"{place}: line {number:,} is no object")
+            found.append(longread_result.request_of(row))
+    return found, None
+
+
+def _sweep(path: Path, document: Mapping[str, object]) -> Sweep:
+    axis = document.get("axis")
+    if document.get("longread_sweep") != 1 or axis not in AXES:
+        raise ConfigError(
+            f"{path}: sweep {words(str(document.get('longread_sweep')))} over {words(str(axis))}; this version reads "
+            f"sweep 1 over {', '.join(AXES)}"
+        )
+    points = []
+    for number, each in enumerate(items(document.get("points"))[:MOST_POINTS], 1):
+        point = mapping(each)
+        value, result = amount(point.get("value")), mapping(point.get("result"))
+        if value is None or kind_of(result) != "run":
+            raise ConfigError(f"{path}: point {number} has no value or no result")
+        points.append(Point(value, run_of(result, f"{path.stem} {axis} {value:g}", path)))
+    if not points:
+        raise ConfigError(f"{path}: a sweep without points")
+    points.sort(key=lambda point: point.value)
+    told = {name: mapping(document.get(name)) for name in ("knee", "max_goodput")}
+    values = {name: real(each.get("value")) for name, each in told.items()}
+    said = [text for each in told.values() for text in (words(each.get("said") or each.get("why"), 400),) if text]
+    return Sweep(path.stem, str(axis), tuple(points), values["knee"], values["max_goodput"], tuple(said))
+
+
+def gate_of(document: Mapping[str, object], source: str) -> Gate:
+    provenance = mapping(document.get("provenance"))
+    verdict = document.get("verdict")
+    profile = mapping(document.get("profile"))
+    return Gate(
+        verdict if isinstance(verdict, str) and verdict in ("PASS", "FAIL", "INCONCLUSIVE") else "INCONCLUSIVE",
+        words(profile.get("name"), 60) or "unnamed",
+        words(provenance.get("date")),
+        words(provenance.get("model")),
+        words(provenance.get("base_url")),
+        document,
+        source,
+    )
+
+
+def gate_for(run: Run, gates: Iterable[Gate]) -> Gate | None:
+    """The gate of the same model at the same address; the worst of several, so that a red one is never hidden."""
+    url = words(run.part("server", "url"))
+    fitting = [
+        each
+        for each in gates
+        if each.model == run.model and (url is None or each.url is None or _address(each.url) == _address(url))
+    ]
+    order = {"FAIL": 0, "INCONCLUSIVE": 1, "PASS": 2}
+    return min(fitting, key=lambda each: order[each.verdict], default=None)
+
+
+def _address(url: str) -> str:
+    return url.rstrip("/").removesuffix("/v1").replace("//localhost", "//127.0.0.1")
+
+
+def _name_apart(found: Material) -> None:
+    """Labels of runs are file names; where two are the same, the folder or a number tells them apart."""
+    seen: dict[str, int] = {}
+    for run in found.all_runs:
+        seen[run.label] = seen.get(run.label, 0) + 1
+        if seen[run.label] > 1:
+            run.label = f"{run.label} ({seen[run.label]})"
