@@ -116,7 +116,8 @@ def row(fault: object, document: dict, seconds: float) -> dict:
         levels[str(level["level"])] = {
             "verdict": level["verdict"],
             "caught_by": [
-                {key: f[key] for key in ("name", "value", "low", "high", "limit", "samples", "note")} for f in failed
+                {key: f[key] for key in ("name", "value", "low", "high", "limit", "samples", "needed", "note")}
+                for f in failed
             ],
             "needed": level["needed"],
         }
@@ -142,7 +143,8 @@ def table(rows: Sequence[dict]) -> str:
                 cells.append("–")
             elif found["caught_by"]:
                 first = min(found["caught_by"], key=lambda f: f["samples"] or 1)
-                cells.append(f"FAIL ({first['name']}, {first['samples']})")
+                enough = f", {first['needed']} are enough" if first["needed"] else ""
+                cells.append(f"FAIL ({first['name']}, {first['samples']}{enough})")
             else:
                 more = f", {found['needed']} needed" if found["needed"] else ""
                 cells.append(found["verdict"] + more)

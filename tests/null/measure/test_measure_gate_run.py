@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,32 @@ def test_it_stops_when_decided(base: record.Sayings) -> None:
     assert outcome.verdict == "FAIL" and outcome.decided_after is not None and outcome.decided_after < DOCUMENTS
     assert len(broken.requests) < len(base.said) * 3
     assert gate(sound, base, levels=(1,)).verdict == "PASS"
+
+
+def test_a_failure_tells_how_many_samples_would_have_been_enough(base: record.Sayings) -> None:
+    strong, weak = (
+        next(f for f in level(gate(Toy(noise=noise), base, levels=(1,)), 1).findings if f.name == "kl_mean at 512")
+        for noise in (1.0, 0.05)
+    )
+    assert strong.verdict == weak.verdict == "FAIL" and strong.needed and weak.needed
+    assert 2 <= strong.needed <= 20
+    changed = gate(Toy(wrong_every=20), base, "int4-class", levels=(4,))
+    found = next(f for f in level(changed, 4).findings if f.name == "critical_changes")
+    assert found.needed == math.ceil(math.log(0.2) / math.log(1 - (found.value or 0) / found.samples))
+
+
+def test_general_models_are_told_how_to_answer_and_asked_for_critical_values() -> None:
+    toy = Toy()
+    mine = base_of(toy, style="instructed", documents=3)
+    kinds = {one.kind for one in mine.said}
+    assert {"copy", "party", "dose", "negation", "unit", "name", "single", "absent", "text"} <= kinds
+    assert all(one.levels == (1, 3) for one in mine.said if one.kind == "copy")
+    roles = [[m["role"] for m in body["messages"]] for body in toy.requests if "messages" in body]
+    assert ["system", "user"] in roles
+    outcome = gate(Toy(), mine, style="instructed", documents=3)
+    assert not [f for one in outcome.levels for f in one.findings if f.verdict == "FAIL"]
+    told_kinds = {f.name for f in level(outcome, 4).findings}
+    assert {"asked: party", "asked: number", "asked: negation", "asked: name"} <= told_kinds
 
 
 def test_no_base_leaves_likelihood_open_and_judges_the_truth() -> None:

@@ -119,6 +119,12 @@ def test_a_value_stands_only_as_itself() -> None:
     assert critical.stands("3月17日", "在3月17日") and not critical.stands("no", "nothing")
 
 
+def test_a_yes_does_not_stand_in_a_no() -> None:
+    assert critical.stands("yes", "Yes.") and critical.stands("no", "No, it may not.")
+    assert not critical.stands("可以", "不可以") and not critical.stands("yes", "Yes and no: it may not.")
+    assert critical.stands("可以", "可以。") and critical.stands("不得", "不得")
+
+
 def test_truth_is_missed_and_contradicted() -> None:
     assert critical.untrue(["5 mg"], "5 mg (clause 12)") == []
     assert critical.untrue(["5 mg"], "50 mg") == ["'5 mg' is missing", "'50 mg' is said instead or besides"]

@@ -34,9 +34,10 @@ _PARTY = re.compile(
 )
 _NEGATION = re.compile(
     r"\b(?:not|no|never|none|neither|nor|without|cannot|except|unless|prohibited|forbidden|n't)\b|n't\b|"
-    r"不得|不应|不可|不能|不须|不必|无需|无须|禁止|严禁|未|没有|不|非|除外",
+    r"不得|否|不应|不可|不能|不须|不必|无需|无须|禁止|严禁|未|没有|不|非|除外",
     re.IGNORECASE | re.ASCII,
 )
+POLAR = ("yes", "no", "可以", "不得", "是", "否")  # values that are nothing but their polarity
 _SPELLED = {"per cent": "percent", "%": "percent", "meter": "metre", "μg": "mcg", "µg": "mcg", "ug": "mcg", "ml": "mL"}
 _REFERENCE = re.compile(r"\s?[(（][^()（）]*[)）]")  # "(clause 4.2)": where it stands is no value
 _SEPARATOR = re.compile(r"[;；]")
@@ -99,9 +100,11 @@ def changes(base: str, candidate: str) -> list[str]:
 
 
 def stands(value: str, text: str) -> bool:
-    """Whether a value stands in a text as itself: 5 mg does not stand in 15 mg, 2.5 mg or 5 mg/kg."""
+    """Whether a value stands in a text as itself: 5 mg does not stand in 15 mg, 2.5 mg or 5 mg/kg, and yes does not
+    stand in a text that denies.
+    """
     wanted, said = (" ".join(unicodedata.normalize("NFC", part).split()).casefold() for part in (value, text))
-    if not wanted:
+    if not wanted or (wanted in POLAR and (_NEGATION.search(said) is None) != (_NEGATION.search(wanted) is None)):
         return False
     before = r"(?<![\d.,\-/])" if wanted[0].isdigit() else r"(?<![a-z])" if wanted[0].isascii() else ""
     after = r"(?![.,]?\d)" if wanted[-1].isdigit() else r"(?![a-z/])" if wanted[-1].isascii() else ""

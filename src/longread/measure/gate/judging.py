@@ -6,14 +6,22 @@ Pure: answers in, findings out. ``error``: what the interval of this look may be
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from statistics import fmean, median
+from dataclasses import replace
+from statistics import fmean, median, stdev
 
 from longread.measure.gate import critical, texts
 from longread.measure.gate.distribution import Difference, difference, divergence_point
 from longread.measure.gate.profiles import Profile
 from longread.measure.gate.record import Said
-from longread.measure.gate.statistics import bootstrap_mean, clean_samples, paired_drop, share
-from longread.measure.gate.verdict import Finding, LevelResult, at_least, at_most, told
+from longread.measure.gate.statistics import (
+    bootstrap_mean,
+    clean_samples,
+    paired_drop,
+    samples_for_mean,
+    samples_for_rate,
+    share,
+)
+from longread.measure.gate.verdict import Finding, LevelResult, Verdict, at_least, at_most, told
 from longread.measure.workloads import Expected, score
 
 Pair = tuple[Said, Said]  # base, candidate
@@ -116,8 +124,9 @@ def _of_length(
     by_position = share(int(flipped), count, error)
     value = fmean([v for group in kls for v in group])
     note = "" if len(kls) >= 3 else "at least 3 documents of a length are needed"
+    kl = at_most(1, f"kl_mean {_at(length)}", value, bootstrap_mean(kls, error), limit, len(kls), note=note)
     return [
-        at_most(1, f"kl_mean {_at(length)}", value, bootstrap_mean(kls, error), limit, len(kls), note=note),
+        enough(kl, [fmean(group) for group in kls]),
         # Documents tell how flips cluster, Wilson's what none of so many means: the wider side of both.
         at_most(
             1,
@@ -130,6 +139,13 @@ def _of_length(
             note=note,
         ),
     ]
+
+
+def enough(finding: Finding, means: Sequence[float]) -> Finding:
+    """A failure with the number of documents that would have shown it with a power of 80 %, by how they vary."""
+    if finding.verdict != "FAIL" or finding.value is None or finding.limit is None or len(means) < 2:
+        return finding
+    return replace(finding, needed=samples_for_mean(stdev(means), finding.value - finding.limit))
 
 
 def _at(length: int) -> str:
@@ -317,9 +333,10 @@ def _critical(
     if repaired and repaired > profile["critical_repairs"]:
         note = "; ".join(part for part in (note, f"{repaired} became right that the base had wrong") if part)
     count = float(len(bad))
-    first = Finding(
-        4, "critical_changes", "FAIL" if over else "PASS", count, None, None, allowed, len(asked), None, note
-    )
+    rate = len(bad) / len(asked) if asked else 0.0
+    shown = samples_for_rate(rate) if over and 0 < rate < 1 else None
+    verdict: Verdict = "FAIL" if over else "PASS"
+    first = Finding(4, "critical_changes", verdict, count, None, None, allowed, len(asked), shown, note)
     findings = [first]
     if not over:
         clean = clean_samples(bound, error) if bound and not bad else None

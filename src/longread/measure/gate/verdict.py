@@ -23,8 +23,9 @@ LEVELS = {
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One figure. ``verdict`` None: told, not judged. ``needed``: samples that would decide (None: not known, or
-    decided). ``low`` and ``high``: its interval, None where it has none.
+    """One figure. ``verdict`` None: told, not judged. ``needed``: samples that would decide what is open, or that would
+    have been enough for a failure in four of five cases (None: not known). ``low`` and ``high``: its interval, None
+    where it has none.
     """
 
     level: int
