@@ -38,7 +38,7 @@ def gather(grants: Sequence[Grant], slots: int) -> Batch:
         assert lease is not None
         saves = tuple((position, slots + row) for position, row in lease.saves.items())
         segments.append(Segment(lease.slot, start, grant.length, len(token_ids), tuple(lease.pages), saves))
-        token_ids.extend(timeline.tokens[start:end])
+        token_ids.extend(iter(timeline.tokens[start:end]))  # a kind of array takes no other kind whole
         positions.extend(range(start, end))
         if end == len(timeline.tokens):
             logit_rows.append(len(token_ids) - 1)

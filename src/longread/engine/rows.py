@@ -19,7 +19,7 @@ class DecodeRows:
     def __init__(self) -> None:
         self.grants: list[Grant] = []
         self._entries: list[Entry] = []
-        self._tokens: list[list[int]] = []
+        self._tokens: list[Sequence[int]] = []
         self._rooms: list[int] = []  # tokens that their pages hold
         self._unread: list[Entry] = []  # of them: some of what the lease was opened with may not be computed
 

@@ -3,7 +3,8 @@
 Knows tokens and a cache lease; must not know sampling, events, tensors or scheduling.
 """
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import MutableSequence, Sequence
 from dataclasses import dataclass, field
 
 from longread.kv.cache import KVCache
@@ -48,7 +49,8 @@ class Timeline:
         self.key = key
         self.hashed = hashed
         self.salt = salt
-        self.tokens = list(tokens)
+        # Of numbers and not of objects, which the garbage collector would visit one by one.
+        self.tokens: MutableSequence[int] = array("i", tokens)
         self.prompt_length = len(self.tokens)
         self.lease: Lease | None = None
         self.admission = Admission()

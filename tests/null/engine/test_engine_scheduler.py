@@ -188,7 +188,7 @@ def test_gather_lays_segments_end_to_end_and_samples_complete_ones() -> None:
         assert segment.offset == offset
         assert grant.timeline.lease is not None
         assert segment.slot == grant.timeline.lease.slot
-        assert list(batch.token_ids[offset : offset + segment.length]) == grant.timeline.tokens[: segment.length]
+        assert list(batch.token_ids[offset : offset + segment.length]) == list(grant.timeline.tokens[: segment.length])
         assert list(batch.positions[offset : offset + segment.length]) == list(range(segment.length))
         assert len(segment.pages) * PAGE_TOKENS >= segment.end
         offset = segment.offset + segment.length

@@ -1,5 +1,6 @@
 """The order of who waits, against one that is made anew each time; and that it stays cheap where many wait."""
 
+import gc
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -169,3 +170,9 @@ def test_many_owners_cost_no_more_than_few() -> None:
     )
     for look in looks:
         assert calls(partial(look, many)) <= 1.1 * calls(partial(look, few)) + 2
+
+
+def test_the_garbage_collector_visits_no_token_of_who_waits() -> None:
+    tokens = Timeline("r", range(10_000, 20_000)).tokens
+    assert list(tokens) == list(range(10_000, 20_000))
+    assert not any(isinstance(each, int) for each in gc.get_referents(tokens))
