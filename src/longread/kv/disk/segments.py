@@ -141,10 +141,11 @@ class SegmentReader:
 
     def close(self) -> None:
         with self._lock:
-            names = list(self._open)
-            if self._rest is not None:
-                self._rest.cancel()
-                self._rest = None
+            names, rest = list(self._open), self._rest
+            self._rest = None
+        if rest is not None:
+            rest.cancel()
+            rest.join()  # whoever forks after a close has no thread of ours; it may wait for the lock, so not under it
         for name in names:
             self.forget(name)
 
