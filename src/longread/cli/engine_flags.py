@@ -62,7 +62,7 @@ def add_serving_flags(group: "_ActionsContainer") -> None:
         metavar="TIME",
         default="auto",
         help="what a step may take without a TTFT target: who comes waits for its end; none: any; default: auto, the "
-        "shortest that reads within a tenth of the best rate, as measured at the start",
+        "shortest that reads nearly at the best rate, as measured at the start",
     )
     add_store_flags(group)
 

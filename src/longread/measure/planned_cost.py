@@ -27,7 +27,7 @@ _WAITED = "issue of kernels"
 # Steps that a linear model is fitted to: sizes of chunks and of decode batches, each at each of the contexts.
 _FIT_CHUNKS = (256, 1024, 2048, 4096, 8192)
 _FIT_CONTEXTS = (1024, 16384, 131072, 524288)
-_LEAST_SIZE = 32  # of the chunks that decide how long a step should be
+_LEAST_SIZE = 4  # of the chunks that decide how long a step should be; deep in a book few tokens are many seconds
 
 
 class Table:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from longread.spec.config import Slo
 from longread.spec.cost import StepCost
 
-LOSS = 0.1  # of the best rate; what the engine does between two steps takes some percent more
+LOSS = 0.05  # of the best rate that was measured; a book loses about twice that against steps of any length
 SHORTEST, LONGEST = 0.03, 0.25  # seconds; nobody notices less, and more would be felt whatever it gains
 UNSURE = 0.06  # at most so long where the machine was too busy to be measured
 WIDTH = 4  # times its smallest size a curve must reach

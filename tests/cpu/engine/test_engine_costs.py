@@ -81,9 +81,9 @@ def test_calibration_fits_the_smallest_engines(pages: int, slots: int, budget: i
 
 def test_the_target_is_the_smallest_step_that_reads_nearly_at_the_best_rate(clock: Clock) -> None:
     found = calibrated(Timed(0.006, 2e-4, clock), 5.0).target
-    # With 1,024 tokens a step takes 0.2108 s; 0.9 of that rate is reached by 209, in 0.0478.
-    assert found.seconds == pytest.approx(0.0478, rel=0.03)
-    assert "within 10% of the best rate" in found.reason and "1,024 in 211 ms" in found.reason
+    # With 1,024 tokens a step takes 0.2108 s; 0.95 of that rate is reached by 359, in 0.0779.
+    assert found.seconds == pytest.approx(0.0779, rel=0.03)
+    assert "within 5% of the best rate" in found.reason and "1,024 in 211 ms" in found.reason
     assert calibrated(Timed(0.0001, 1e-5, clock), 5.0).target.seconds == SHORTEST
 
 
@@ -101,7 +101,7 @@ def test_a_machine_that_is_busy_now_and_then_changes_nothing(clock: Clock) -> No
     model, draw = Timed(0.006, 2e-4, clock), random.Random(2)
     model.busy = lambda step: draw.choice((1.0, 1.02, 4.0))
     found = calibrated(model, 9.0)
-    assert found.target.seconds == pytest.approx(0.045, rel=0.25)  # 0.0361 if the best rate is taken to be that of 512
+    assert found.target.seconds == pytest.approx(0.064, rel=0.3)  # 0.058 if the best rate is taken to be that of 512
     assert found.costs.cost.seconds((0, 0), [(400, 0)]) == pytest.approx(0.086, rel=0.35)
 
 
