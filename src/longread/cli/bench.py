@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from longread.cli import bench_compare, bench_serve, bench_workload
+from longread.cli import bench_compare, bench_serve, bench_sweep, bench_workload
 from longread.cli.checkpoint import locate, spec_of
 from longread.cli.parser import Parser, count
 
@@ -17,6 +17,7 @@ def add_parser(commands: "_SubParsersAction[Parser]", name: str) -> None:
     parser = commands.add_parser(name, help="measure", description="Measure on this machine and keep the evidence.")
     kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True, title="kinds")
     bench_serve.add_parser(kinds)
+    bench_sweep.add_parser(kinds)
     bench_workload.add_parser(kinds)
     bench_compare.add_parser(kinds)
     cpu = kinds.add_parser(

@@ -50,11 +50,16 @@ def add_parser(kinds: "_SubParsersAction[Parser]") -> None:
         epilog=EPILOG,
     )
     parser.elsewhere = ELSEWHERE
+    add_options(parser)
+    parser.set_defaults(run=run, parser=parser)
+
+
+def add_options(parser: Parser) -> None:
+    """All that says one run; ``job_of`` reads it."""
     _server(parser)
     _workload(parser)
     _load(parser)
     _result(parser)
-    parser.set_defaults(run=run, parser=parser)
 
 
 def _server(parser: Parser) -> None:
@@ -167,7 +172,7 @@ def job_of(args: argparse.Namespace) -> "Job":
         output=_output(args),
         detailed=args.save_detailed,
         calibrated=not args.no_calibration,
-        metadata=_pairs("--metadata", args.metadata),
+        metadata=pairs("--metadata", args.metadata),
     )
 
 
@@ -257,7 +262,7 @@ def _no_folder(path: Path) -> Path:
     return path
 
 
-def _pairs(option: str, words: list[str]) -> dict[str, str]:
+def pairs(option: str, words: list[str]) -> dict[str, str]:
     found = {}
     for word in words:
         name, sign, value = word.partition("=")
@@ -271,7 +276,7 @@ def _pairs(option: str, words: list[str]) -> dict[str, str]:
 
 def _options(args: argparse.Namespace) -> dict[str, object]:
     """The dataset's options by its own names, from flags and --dataset-option."""
-    options: dict[str, object] = dict(_pairs("--dataset-option", args.dataset_option))
+    options: dict[str, object] = dict(pairs("--dataset-option", args.dataset_option))
     for flag, name in (
         ("num_prompts", "num_prompts"),
         ("isl", "isl"),

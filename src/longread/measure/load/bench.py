@@ -62,13 +62,16 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What came out. ``document``: the result file's content; ``path``: where it was written, if anywhere."""
+    """What came out. ``document``: the result file's content; ``path``: where it was written, if anywhere.
+    ``interrupted``: by Ctrl-C.
+    """
 
     summary: Summary
     document: dict[str, Any]
     warnings: list[str]
     calibration: Calibration | None
     path: Path | None
+    interrupted: bool = False
 
 
 def bench(job: Job) -> int:
@@ -98,7 +101,7 @@ def measure(job: Job) -> Measured:
     target = replace(target, model=job.model or only_model(job.base_url, look(target)))
     target = replace(target, backend=job.backend or _backend(workload, job.endpoint))
     path = job.output(target, schedule) if callable(job.output) else job.output
-    ended, before, after, calibration = _measured(job, target, schedule, workload, path)
+    ended, before, after, calibration, interrupted = _measured(job, target, schedule, workload, path)
     if count is not None:
         count_outputs(ended.outcomes, count)
         count_prompts(ended.outcomes, workload.asks, count)
@@ -115,7 +118,7 @@ def measure(job: Job) -> Measured:
     document = {**_vllm(job, target, schedule, summary), **flat(summary), **_detail(job, ended), "longread": own}
     if path is not None:
         write_atomically(path, document)
-    return Measured(summary, document, said, calibration, path)
+    return Measured(summary, document, said, calibration, path, interrupted)
 
 
 def _backend(workload: Workload, endpoint: str | None) -> Backend:
@@ -128,10 +131,10 @@ def _backend(workload: Workload, endpoint: str | None) -> Backend:
 
 def _measured(
     job: Job, target: Target, schedule: Schedule, workload: Workload, path: Path | None
-) -> tuple[Run, Look, Look, Calibration | None]:
-    """The run, the server before and after it, and the client against nothing."""
+) -> tuple[Run, Look, Look, Calibration | None, bool]:
+    """The run, the server before and after it, the client against nothing, and whether it was interrupted."""
 
-    async def all_of_it() -> tuple[Run, Look, Look, Calibration | None]:
+    async def all_of_it() -> tuple[Run, Look, Look, Calibration | None, bool]:
         with ExitStack() as stack:
             lines = stack.enter_context(Lines(lines_path(path), job.detailed)) if path is not None else None
             told = _Hooks(target, stack.enter_context(display()), lines)
@@ -145,7 +148,7 @@ def _measured(
                 calibration = await calibrate(ended.peak, sum(gaps) / len(gaps) if gaps else 0.0)
             except OSError as error:
                 print(f"longread: the client is not calibrated: {error}", file=sys.stderr)
-        return ended, told.before or Look(), after, calibration
+        return ended, told.before or Look(), after, calibration, bool(told.stop.asked)
 
     return asyncio.run(all_of_it())
 
@@ -222,15 +225,10 @@ def _detail(job: Job, ended: Run) -> dict[str, Any]:
 
 def _provenance(job: Job, target: Target, schedule: Schedule, workload: Workload, ended: Run) -> dict[str, Any]:
     """How to do it again. Values of headers that carry secrets are not written."""
-    machine = this_machine(PACKAGES)
     return {
-        "command": _HEADER_VALUE.sub(r"\1 (hidden)", command_line()),
-        "commit": this_commit(),
+        **client_provenance(),
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(ended.started)),
         "started_unix": ended.started,
-        "machine": {"host": platform.node(), "cpu": machine.cpu, "cores": machine.cores, "system": machine.system},
-        "python": machine.python,
-        "packages": machine.packages,
         "endpoint": target.url.removeprefix(target.base_url),
         "headers": {
             name: "(hidden)" if name.lower() in SECRET_HEADERS else value for name, value in target.headers.items()
@@ -247,6 +245,18 @@ def _provenance(job: Job, target: Target, schedule: Schedule, workload: Workload
         },
         "request_timeout_s": job.limits.request_timeout,
         "metadata": dict(job.metadata),
+    }
+
+
+def client_provenance() -> dict[str, Any]:
+    """What measured, and by which command."""
+    machine = this_machine(PACKAGES)
+    return {
+        "command": _HEADER_VALUE.sub(r"\1 (hidden)", command_line()),
+        "commit": this_commit(),
+        "machine": {"host": platform.node(), "cpu": machine.cpu, "cores": machine.cores, "system": machine.system},
+        "python": machine.python,
+        "packages": machine.packages,
     }
 
 

@@ -54,7 +54,7 @@ def parse_goodput(words: Sequence[str]) -> dict[str, float]:
 
 
 def goodput(outcomes: Sequence[Outcome], slos: Mapping[str, float], duration: float) -> Goodput:
-    verdicts = [_met(each, slos) for each in outcomes if each.status != "cancelled"]
+    verdicts = [met(each, slos) for each in outcomes if each.status != "cancelled"]
     good, unknown = verdicts.count(True), verdicts.count(None)
     known = not unknown and bool(verdicts)
     return Goodput(
@@ -68,7 +68,7 @@ def goodput(outcomes: Sequence[Outcome], slos: Mapping[str, float], duration: fl
     )
 
 
-def _met(outcome: Outcome, slos: Mapping[str, float]) -> bool | None:
+def met(outcome: Outcome, slos: Mapping[str, float]) -> bool | None:
     """None: not known. A TPOT asks nothing of an answer of at most one token, as in vLLM's bench."""
     if outcome.status != "ok":
         return False
