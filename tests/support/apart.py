@@ -7,6 +7,7 @@ The file has ``if __name__ == "__main__": called(...)`` at its end. The function
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -29,6 +30,14 @@ class UnableError(Exception):
     """The command before the function could not do its part."""
 
     STATUS = 77
+
+
+def single_threaded() -> None:
+    """To be called before a fork: this process has one thread. One that was joined may still be on its way out."""
+    deadline = time.monotonic() + 5
+    while len(os.listdir("/proc/self/task")) > 1:
+        assert time.monotonic() < deadline, "a process with threads cannot fork safely"
+        time.sleep(0.001)
 
 
 def called(functions: Sequence[Callable[[Path], None]]) -> None:

@@ -7,7 +7,7 @@ import time
 import traceback
 from pathlib import Path
 
-from apart import called, run_apart
+from apart import called, run_apart, single_threaded
 from recordmaker import SMALL, chain_of, served
 
 from longread.kv.disk.store import DiskStore
@@ -37,7 +37,7 @@ def write_until_killed(path: Path, seed: int, told: int) -> None:
 
 def started(path: Path, seed: int) -> tuple[int, int]:
     """A writer's process, and the pipe through which it tells what it has done, or what has ended it."""
-    assert len(os.listdir("/proc/self/task")) == 1, "a process with threads cannot fork safely"
+    single_threaded()
     out, told = os.pipe()
     child = os.fork()
     if child:
