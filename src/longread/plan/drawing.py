@@ -44,7 +44,9 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One line. ``band``: (x, low, high) around it; ``style`` 0..7; ``line`` False: marks only, with ``labels``."""
+    """One line. ``band``: (x, low, high) around it; ``style`` 0..7; ``line`` False: marks only, with ``labels``.
+    ``whiskers``: (x, low, high) at single places.
+    """
 
     name: str
     points: tuple[tuple[float, float], ...]
@@ -54,14 +56,26 @@ class Series:
     line: bool = True
     marks: bool = True
     labels: tuple[str, ...] = ()
+    whiskers: tuple[tuple[float, float, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One row of a stacked bar chart: words above it, and (name, value, style) from left to right."""
+    """One row of a stacked bar chart: words above it, and from ``start`` on (name, value, style) from left to right."""
 
     label: str
     parts: tuple[tuple[str, float, int], ...]
+    start: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """An SVG, its caption, its colours as (style, name) in the order of the legend, and every value in words."""
+
+    svg: str
+    caption: str
+    legend: tuple[tuple[int, str], ...]
+    values: tuple[str, ...] = ()
 
 
 def log_range(values: Sequence[float]) -> tuple[float, float]:
@@ -74,8 +88,18 @@ def log_range(values: Sequence[float]) -> tuple[float, float]:
     return low, high
 
 
-def chart(name: str, title: str, description: str, x: Axis, y: Axis, series: Sequence[Series]) -> str:
-    """``name``: unique on the page; ``title`` and ``description`` are what a screen reader says."""
+def chart(
+    name: str,
+    title: str,
+    description: str,
+    x: Axis,
+    y: Axis,
+    series: Sequence[Series],
+    guides: Sequence[tuple[str, float]] = (),
+) -> str:
+    """``name``: unique on the page; ``title`` and ``description`` are what a screen reader says. ``guides``: upright
+    lines with words at places of ``x``.
+    """
     right, bottom = WIDTH - _RIGHT, HEIGHT - _BOTTOM
     at_x: Callable[[float], float] = lambda value: _LEFT + x.share(value) * (right - _LEFT)  # noqa: E731
     at_y: Callable[[float], float] = lambda value: bottom - y.share(value) * (bottom - _TOP)  # noqa: E731
@@ -100,7 +124,17 @@ def chart(name: str, title: str, description: str, x: Axis, y: Axis, series: Seq
     )
     body += [_band(one, at_x, at_y) for one in series if one.band]
     body += [_line(one, at_x, at_y) for one in series if one.points]
+    body += [_guide(words, at_x(value), index, bottom) for index, (words, value) in enumerate(guides)]
     return _svg(name, title, description, HEIGHT, "".join(body))
+
+
+def _guide(words: str, x: float, row: int, bottom: int) -> str:
+    """An upright line, its words on the side that has room."""
+    side, place = ("end", x - 4) if x > WIDTH / 2 else ("start", x + 4)
+    return (
+        f'<line class="limit" x1="{_n(x)}" y1="{_TOP}" x2="{_n(x)}" y2="{bottom}"/>'
+        f'<text class="tick" x="{_n(place)}" y="{_TOP + 14 + 14 * row}" text-anchor="{side}">{escape(words)}</text>'
+    )
 
 
 def _band(one: Series, at_x: Callable[[float], float], at_y: Callable[[float], float]) -> str:
@@ -117,6 +151,9 @@ def _line(one: Series, at_x: Callable[[float], float], at_y: Callable[[float], f
         dash = " dashed" if one.dashed else ""
         points = " ".join(f"{_n(px)},{_n(py)}" for px, py in places)
         found.append(f'<polyline class="line {style}{dash}" points="{points}"/>')
+    for value, low, high in one.whiskers:
+        at = _n(at_x(value))
+        found.append(f'<line class="whisker {style}" x1="{at}" y1="{_n(at_y(low))}" x2="{at}" y2="{_n(at_y(high))}"/>')
     for index, (px, py) in enumerate(places if one.marks else []):
         words = one.labels[index] if index < len(one.labels) else one.name
         found.append(
@@ -142,7 +179,7 @@ def bars(
         y = index * _ROW
         body.append(f'<text class="label" x="{_BAR_LEFT}" y="{y + 13}">{escape(row.label)}</text>')
         body.append(f'<rect class="frame" x="{_BAR_LEFT}" y="{y + 19}" width="{width}" height="{_BAR}"/>')
-        left = 0.0
+        left = min(row.start, whole)
         for part, value, style in row.parts:
             size = max(min(value, whole - left), 0.0)
             words = f"{part}: {show(value)}"

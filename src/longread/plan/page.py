@@ -13,7 +13,7 @@ from longread.plan.deployment import Workload
 from longread.plan.estimate import Estimate
 from longread.plan.figures import gib, length, rate, seconds, span, summary
 from longread.plan.gpu_memory import CONCURRENCIES, CONTEXTS, triangle
-from longread.plan.page_style import STYLE
+from longread.plan.html import document, figure, table
 from longread.plan.published import left_out
 from longread.plan.runs_report import published_summary
 from longread.spec.hardware import Figure, Hardware
@@ -21,7 +21,6 @@ from longread.spec.hardware import Figure, Hardware
 SHOWN = 12  # plans in the ranked table; the rest is counted
 _BARS, _LINES = 4, 4
 _GRADES = {"yes": "good", "likely": "good", "unlikely": "warn", "no": "bad"}
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
 def render(result: SearchResult, factors: Factors | None = None) -> str:
@@ -34,24 +33,16 @@ def render(result: SearchResult, factors: Factors | None = None) -> str:
         sections += [
             _ranking(result),
             '<div class="figures">',
-            _figure("Memory of each GPU", charts.memory_bars(_first(top, result.feasible, _BARS))),
-            _figure("Time to the first token", charts.first_token(best, factors)),
-            _figure("Latency and throughput", charts.frontier(top[:_LINES], factors)),
-            _figure("Roofline", charts.roofline(best)),
+            figure("Memory of each GPU", charts.memory_bars(_first(top, result.feasible, _BARS))),
+            figure("Time to the first token", charts.first_token(best, factors)),
+            figure("Latency and throughput", charts.frontier(top[:_LINES], factors)),
+            figure("Roofline", charts.roofline(best)),
             "</div>",
             _capacity(best),
         ]
     held = leave_one_out()
     sections += [_refused(result.infeasible), _published(held), _provenance(result, best)]
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
-        f'<meta name="color-scheme" content="light dark">\n<link rel="icon" href="data:,">\n'
-        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n<h1>{escape(title)}</h1>\n"
-        + "\n".join(section for section in sections if section)
-        + "\n</main>\n</body>\n</html>\n"
-    )
+    return document(title, sections)
 
 
 def _best_of_each(candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -124,28 +115,6 @@ def _tile(name: str, centre: str, ends: str, e: Estimate) -> str:
     )
 
 
-def _figure(title: str, picture: charts.Picture) -> str:
-    legend = "".join(
-        f'<li><i class="key s{style}"></i>{escape(name)}</li>' for style, name in dict.fromkeys(picture.legend)
-    )
-    values = "".join(f"<li>{escape(value)}</li>" for value in picture.values)
-    more = f"<details><summary>Values</summary><ul>{values}</ul></details>\n" if values else ""
-    return (
-        f"<section>\n<h2>{escape(title)}</h2>\n<figure>\n{picture.svg}\n<figcaption>{escape(picture.caption)}"
-        f'<ul class="legend">{legend}</ul></figcaption>\n</figure>\n{more}</section>'
-    )
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str) -> str:
-    """Cells are HTML: whoever fills them escapes. Wide tables scroll by themselves."""
-    top = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
-    body = "\n".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
-    return (
-        f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(caption)}"><table><caption>'
-        f"{escape(caption)}</caption><thead><tr>{top}</tr></thead><tbody>\n{body}\n</tbody></table></div>"
-    )
-
-
 def _ranking(r: SearchResult) -> str:
     rows = []
     for number, c in enumerate(r.feasible[:SHOWN], 1):
@@ -180,8 +149,8 @@ def _ranking(r: SearchResult) -> str:
     more = f"; {len(r.feasible) - SHOWN} more are not shown" if len(r.feasible) > SHOWN else ""
     caption = f"{len(r.feasible)} plans that fit, of {r.considered:,} looked at{more}"
     rule = f'<p class="small">Ranked by: {escape(r.rule)}</p>'
-    table = _table(head, rows, caption)
-    return f'<section class="ranked">\n<h2>Ranked plans</h2>\n{table}\n{rule}\n</section>'
+    ranked = table(head, rows, caption)
+    return f'<section class="ranked">\n<h2>Ranked plans</h2>\n{ranked}\n{rule}\n</section>'
 
 
 def _capacity(c: Candidate) -> str:
@@ -203,7 +172,7 @@ def _capacity(c: Candidate) -> str:
     caption = f"{name}: bytes of the fullest GPU by context (across) and sequences at once (down)"
     usable = f'<p class="small">One GPU may take {escape(gib(c.memory.usable))}.</p>'
     head = ("at once", *(length(n) for n in contexts))
-    return f"<section>\n<h2>Capacity</h2>\n{_table(head, rows, caption)}\n{usable}\n</section>"
+    return f"<section>\n<h2>Capacity</h2>\n{table(head, rows, caption)}\n{usable}\n</section>"
 
 
 def _refused(refusals: Sequence[Refusal]) -> str:
@@ -223,7 +192,7 @@ def _refused(refusals: Sequence[Refusal]) -> str:
     ]
     head = ("limit", "engines", "plans", "which", "first limit hit", "over by", "what would help")
     caption = f"{sum(f.count for f in refusals):,} plans that do not run, by the first limit they hit"
-    return f'<section class="ranked">\n<h2>What does not fit, and why</h2>\n{_table(head, rows, caption)}\n</section>'
+    return f'<section class="ranked">\n<h2>What does not fit, and why</h2>\n{table(head, rows, caption)}\n</section>'
 
 
 def _published(held: Sequence[Held]) -> str:
@@ -251,16 +220,16 @@ def _published(held: Sequence[Held]) -> str:
     caption = "Published and own measured runs, each predicted from the others"
     others = "".join(f"<li>{escape(what)}: {escape(why)}</li>" for what, why in left_out())
     return (
-        f"{_figure('Published runs and predictions', charts.published(held)).removesuffix('</section>')}"
-        f"<p>{said}</p>\n<details><summary>All runs</summary>\n{_table(head, rows, caption)}\n"
+        f"{figure('Published runs and predictions', charts.published(held)).removesuffix('</section>')}"
+        f"<p>{said}</p>\n<details><summary>All runs</summary>\n{table(head, rows, caption)}\n"
         f"<p>Not in the table:</p><ul>{others}</ul></details>\n</section>"
     )
 
 
 def _provenance(r: SearchResult, best: Candidate | None) -> str:
-    parts = [_table(("figure", "value", "mark", "source"), _hardware_rows(r.hardware), "The hardware's figures")]
+    parts = [table(("figure", "value", "mark", "source"), _hardware_rows(r.hardware), "The hardware's figures")]
     if best is not None:
-        parts.append(_table(("prediction", "value", "from", "source"), _estimate_rows(best), "The best plan's times"))
+        parts.append(table(("prediction", "value", "from", "source"), _estimate_rows(best), "The best plan's times"))
         memory = [
             *(
                 (escape(name), escape(gib(size)), "exact: the checkpoint's tensors")
@@ -272,10 +241,10 @@ def _provenance(r: SearchResult, best: Candidate | None) -> str:
                 for name, size in best.memory.kv_per_token.items()
             ),
         ]
-        parts.append(_table(("memory of the fullest GPU", "size", "source"), memory, "The best plan's memory"))
+        parts.append(table(("memory of the fullest GPU", "size", "source"), memory, "The best plan's memory"))
     floors = [(escape(name), escape(seconds(value))) for name, value in r.floors.items()]
     caption = "Physical floors: all cards at their peak, nothing lost or repeated"
-    parts.append(_table(("floor", "least time"), floors, caption))
+    parts.append(table(("floor", "least time"), floors, caption))
     return "<section>\n<h2>Where every figure comes from</h2>\n" + "\n".join(parts) + "\n</section>"
 
 

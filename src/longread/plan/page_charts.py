@@ -4,12 +4,12 @@ Each function gives an SVG text and what its colours mean.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from longread.plan.calibrate import Factors, Held
 from longread.plan.candidate import Candidate
 from longread.plan.deployment import Deployment, Workload
-from longread.plan.drawing import Axis, Bar, Series, bars, chart, log_range
+from longread.plan.drawing import Axis, Bar, Picture, Series, bars, chart, log_range
 from longread.plan.efficiency import seconds as op_seconds
 from longread.plan.estimate import Estimate
 from longread.plan.figures import gib, length, seconds, summary
@@ -24,16 +24,6 @@ MEMORY_PARTS = ("attention", "experts", "other weights", "activations", "graphs 
 _EXPERTS = ("experts", "shared")
 _ATTENTION = ("attention", "indexer")
 _WORK = ("residual", "attention", "experts", "workspace", "index scores", "vocabulary logits")
-
-
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """An SVG, its caption, its colours as (style, name) in the order of the legend, and every value in words."""
-
-    svg: str
-    caption: str
-    legend: tuple[tuple[int, str], ...]
-    values: tuple[str, ...] = ()
 
 
 def memory_bars(candidates: Sequence[Candidate]) -> Picture:

@@ -46,5 +46,6 @@ svg .dashed{stroke-dasharray:5 4;stroke-width:1.5}
 svg .band{fill:currentColor;opacity:.16}
 svg .mark{fill:currentColor;stroke:var(--bg);stroke-width:1}
 svg .part{fill:currentColor;stroke:var(--bg);stroke-width:1}
+svg .whisker{stroke:currentColor;stroke-width:1.5}
 svg .limit{stroke:var(--fg);stroke-dasharray:3 3}
 """
