@@ -356,6 +356,7 @@ class Sweep:
             return
         self._time((point["frontier"]["cold_ttft_ms"]["high"] or 0.0) / 1000, f"a cold prompt of {length:,}")
         other = wanted.other(1 + place, length)
+        other = wanted.other(1 + place, length)
         job = wanted.job(
             lambda: frontier.single(other, length, 1, frontier.COLD, wanted.extra), f"context-{length}-cold"
         )
