@@ -333,9 +333,8 @@ class Sweep:
 
     def _warm_up(self, wanted: Frontier, length: int) -> None:
         """Another document's beginning, so that the first point pays for no first use of anything."""
-        self._one(
-            wanted.job(lambda: frontier.single(wanted.other(), length, wanted.osl, "warm-up", wanted.extra), None)
-        )
+        other = wanted.other(0, length)
+        self._one(wanted.job(lambda: frontier.single(other, length, wanted.osl, "warm-up", wanted.extra), None))
 
     def _again(self, wanted: Frontier, length: int) -> None:
         """Points that are kept from an earlier run may have left the server's cache."""
