@@ -4,8 +4,9 @@ Pure arithmetic; knows nothing of servers. "Meets" means that at least a wanted 
 
 - The first fifth of each round is left out: the server starts empty, and is better then than it stays.
 - The share has a Wilson interval over the number of *independent* requests: neighbours wait in the same queue, so n
-  requests count as n (1 - r) / (1 + r), r their first autocorrelation (0 at least). Source: F. W. Zwiers, H. von
-  Storch, Taking serial correlation into account in tests of the mean, J. Climate 8 (1995), 336-351.
+  requests count as n / t, t the integrated autocorrelation time of the latencies, or of "met" where that is longer (the
+  latencies show how long the queue remembers even where every request is good). Source: A. Sokal, Monte Carlo Methods
+  in Statistical Mechanics (1997), 3, with his window of five times t.
 - A load is met only if the latency does not grow from the beginning of the last round to its end (a line through eight
   batch means, Student's t, one-sided 97.5 %): a backlog that grows makes every share too good.
 """
@@ -13,7 +14,6 @@ Pure arithmetic; knows nothing of servers. "Meets" means that at least a wanted 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from statistics import NormalDist, fmean
 
 from longread.measure.intervals import wilson
@@ -24,7 +24,8 @@ from longread.measure.sweep.search import Said
 
 RAMP = 0.2
 BATCHES, PER_BATCH = 8, 4
-MOST_CORRELATED = 0.99
+WINDOW = 5.0
+EQUAL = 1e-9  # of the spread: rounding
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +75,12 @@ def judge(rounds: Sequence[Sequence[Seen]], share: float, z: float) -> Verdict:
     unknown = sum(one.met is None for each in settled for one in each)
     if unknown:
         return Verdict("undecided", good, judged, 0, (0.0, 1.0), False, f"of {unknown} requests it cannot be said")
-    effective = min(judged, max(round(judged * _independent(flags)), 1)) if judged else 0
+    waits = [[one.latency for one in each if one.latency is not None] for each in settled]
+    memory = max(_memory(waits), _memory(flags))
+    effective = max(int(judged / memory), 1) if judged else 0
     part = round(good / judged * effective) if judged else 0
     low, high = wilson(part, effective, z)
-    growing = bool(settled) and _growing([one.latency for one in settled[-1] if one.latency is not None])
+    growing = bool(settled) and _growing(waits[-1])
     if high < share:
         return Verdict("missed", good, judged, effective, (low, high), growing, "the share is below what is wanted")
     if low < share:
@@ -87,16 +90,21 @@ def judge(rounds: Sequence[Sequence[Seen]], share: float, z: float) -> Verdict:
     return Verdict("met", good, judged, effective, (low, high), False, "the share is above what is wanted")
 
 
-def _independent(rounds: Sequence[Sequence[bool]]) -> float:
-    """Independent requests for each of these."""
+def _memory(rounds: Sequence[Sequence[float]]) -> float:
+    """The integrated autocorrelation time, in requests: 1 where they are independent."""
     count = sum(map(len, rounds))
-    mean = sum(map(sum, rounds)) / count
-    spread = math.fsum((x - mean) ** 2 for row in rounds for x in row)
-    if spread == 0:
-        return 1.0
-    pairs = ((a - mean) * (b - mean) for row in rounds for a, b in pairwise(row))
-    r = min(max(math.fsum(pairs) / spread, 0.0), MOST_CORRELATED)
-    return (1 - r) / (1 + r)
+    mean = math.fsum(x for row in rounds for x in row) / count if count else 0.0
+    apart = [[x - mean for x in row] for row in rounds]
+    spread = math.fsum(x * x for row in apart for x in row)
+    time = 1.0
+    for lag in range(1, max(map(len, rounds), default=0) // 2):
+        shared = math.fsum(a * b for row in apart for a, b in zip(row, row[lag:], strict=False))
+        if shared <= spread * EQUAL:
+            break
+        time += 2 * shared / spread
+        if lag >= WINDOW * time:
+            break
+    return time
 
 
 def _growing(latencies: Sequence[float]) -> bool:
