@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from longread.cli import bench_compare, bench_serve, bench_sweep, bench_workload
+from longread.cli import bench_compare, bench_report, bench_serve, bench_sweep, bench_workload
 from longread.cli.checkpoint import locate, spec_of
 from longread.cli.parser import Parser, count
 
@@ -20,6 +20,7 @@ def add_parser(commands: "_SubParsersAction[Parser]", name: str) -> None:
     bench_sweep.add_parser(kinds)
     bench_workload.add_parser(kinds)
     bench_compare.add_parser(kinds)
+    bench_report.add_parser(kinds)
     cpu = kinds.add_parser(
         "cpu",
         help="prefill and decode on the CPU, against transformers",

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from longread.measure.load.result import write_atomically
-from longread.measure.report import compare_table
+from longread.measure.report import compare_table, page, png
 from longread.measure.report.compare import Wanted
 from longread.measure.report.compare import compare as compared
 from longread.measure.report.files import gate_for, read_all, read_runs
@@ -31,3 +31,23 @@ def compare(a: Path, b: Path, gates: Sequence[Path], wanted: Wanted, output: Pat
     if fail_on is not None and "worse" in verdicts:
         return WORSE
     return OPEN if fail_on == "inconclusive" and "inconclusive" in verdicts else 0
+
+
+def report(files: Sequence[Path], output: Path, png_folder: Path | None, title: str | None) -> int:
+    """Write the page and the plots. Raises ConfigError where a file is not usable."""
+    if png_folder is not None:
+        png.check()
+    found = read_all(files)
+    made = page.render(found, title)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    draft = output.with_name(f".{output.name}.part")
+    try:
+        draft.write_text(made.html, encoding="utf-8")
+        draft.replace(output)
+    finally:
+        draft.unlink(missing_ok=True)
+    print(f"written: {output} ({len(found.all_runs):,} runs, {len(found.gates):,} gates, {len(found.plans):,} plans)")
+    if png_folder is not None:
+        written = png.write(png_folder, made.pictures)
+        print(f"written: {len(written):,} plots in {png_folder}")
+    return 0

@@ -178,14 +178,54 @@ def _sweep(path: Path, document: Mapping[str, object]) -> Sweep:
         value, result = amount(point.get("value")), mapping(point.get("result"))
         if value is None or kind_of(result) != "run":
             raise ConfigError(f"{path}: point {number} has no value or no result")
-        points.append(Point(value, run_of(result, f"{path.stem} {axis} {value:g}", path)))
+        run = run_of(result, f"{path.stem} {axis} {value:g}", path)
+        points.append(Point(value, run, _frontier(mapping(point.get("frontier")))))
     if not points:
         raise ConfigError(f"{path}: a sweep without points")
     points.sort(key=lambda point: point.value)
-    told = {name: mapping(document.get(name)) for name in ("knee", "max_goodput")}
-    values = {name: real(each.get("value")) for name, each in told.items()}
-    said = [text for each in told.values() for text in (words(each.get("said") or each.get("why"), 400),) if text]
-    return Sweep(path.stem, str(axis), tuple(points), values["knee"], values["max_goodput"], tuple(said))
+    guides, said = _found(document, str(axis))
+    return Sweep(path.stem, str(axis), tuple(points), guides, said, document.get("partial") is True)
+
+
+def _frontier(told: Mapping[str, object]) -> dict[str, float]:
+    cold = mapping(told.get("cold_ttft_ms")).get("measured")
+    found = {"newest": told.get("newest_ttft_ms"), "warm": told.get("warm_ttft_ms"), "cold": cold}
+    return {name: value for name, value in ((name, amount(each)) for name, each in found.items()) if value}
+
+
+def _found(document: Mapping[str, object], axis: str) -> tuple[tuple[tuple[str, float], ...], tuple[str, ...]]:
+    """What a sweep found, as guides and in words."""
+    knee, best = mapping(document.get("knee")), mapping(document.get("max_goodput"))
+    guides: list[tuple[str, float]] = []
+    said: list[str] = []
+    at = amount(knee.get("value"))
+    if at is not None:
+        guides.append((f"knee {at:g}", at))
+        said.append(
+            f"Knee at {axis} {at:g}{_between(knee.get('interval'))}: {words(knee.get('method')) or 'no method told'}."
+        )
+    else:
+        said += [f"No knee: {text}." for text in (words(document.get("knee_note"), 300),) if text]
+    most, slos = amount(best.get("value")), mapping(best.get("slos"))
+    if best:
+        limits = " ".join(
+            f"{words(name, 40)}:{value:g}" for name, each in slos.items() if (value := amount(each)) is not None
+        )
+        share, goodput = amount(best.get("share")), amount(best.get("goodput"))
+        within = f"{share:.0%} of requests within {limits or 'the SLOs'} ms" if share is not None else limits
+        if most is None:
+            said.append(f"No load that was tried met the SLOs ({within}).")
+        else:
+            guides.append((f"most under SLO {most:g}", most))
+            more = "" if goodput is None else f", goodput {goodput:.3g} requests/s"
+            said.append(f"Most load under the SLOs: {axis} {most:g}{_between(best.get('interval'))} ({within}){more}.")
+        said += [text for text in (words(best.get("note"), 300),) if text]
+    return tuple(guides), tuple(said)
+
+
+def _between(interval: object) -> str:
+    ends = [real(each) for each in items(interval)]
+    return f" (between {ends[0]:g} and {ends[1]:g})" if len(ends) == 2 and None not in ends else ""
 
 
 def gate_of(document: Mapping[str, object], source: str) -> Gate:

@@ -107,21 +107,22 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One place of a sweep."""
+    """One place of a sweep. ``frontier``: TTFT in ms of a context's "newest" interval, "warm" and "cold" prompts."""
 
     value: float
     run: Run
+    frontier: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """``axis``: concurrency, rate or context. ``knee`` and ``best`` (most goodput): the values, where found, in the
-    words of who found them.
+    """``axis``: concurrency, rate or context. ``guides``: loads with words, as the knee. ``said``: what the sweep says
+    of them. ``partial``: points are missing.
     """
 
     label: str
     axis: str
     points: tuple[Point, ...]
-    knee: float | None = None
-    best: float | None = None
+    guides: tuple[tuple[str, float], ...] = ()
     said: tuple[str, ...] = ()
+    partial: bool = False
