@@ -147,7 +147,8 @@ def _base(cached: int | None, size: int, lengths: Sequence[int]) -> int | None:
     if cached is None:
         return None
     nothing = cached <= min(NEAR, size // 8)  # what all prompts have in common, a first page at most
-    return max((n for n in lengths if cached >= n - min(NEAR, n // 4)), default=0 if nothing else None)
+    near = (n for n in lengths if abs(cached - n) <= min(NEAR, n // 4))
+    return max(near, default=0 if nothing else None)
 
 
 def _cold(found: Step, before: Sequence[dict[str, Any]]) -> tuple[Cold, str | None]:
