@@ -166,7 +166,7 @@ def job_of(args: argparse.Namespace) -> "Job":
         backend=args.backend,
         endpoint=_endpoint(args.endpoint),
         model=args.model,
-        headers=_headers(args.header),
+        headers=headers_of(args.header),
         extra=_extra(args),
         tokenizer=args.tokenizer,
         output=_output(args),
@@ -193,7 +193,7 @@ def _endpoint(path: str | None) -> str | None:
     return path
 
 
-def _headers(given: list[str]) -> dict[str, str]:
+def headers_of(given: list[str]) -> dict[str, str]:
     """With the key of the environment, unless a header brings its own."""
     found: dict[str, str] = {}
     for text in given:
@@ -211,15 +211,21 @@ def _headers(given: list[str]) -> dict[str, str]:
     return found
 
 
+def extra_of(text: str | None) -> dict[str, object]:
+    """--extra-body. Raises UsageError."""
+    if text is None:
+        return {}
+    try:
+        extra = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"--extra-body is not JSON: {error}") from None
+    if not isinstance(extra, dict):
+        raise UsageError(f"--extra-body must be a JSON object, not {shorten(text)}")
+    return extra
+
+
 def _extra(args: argparse.Namespace) -> dict[str, object]:
-    extra: dict[str, object] = {}
-    if args.extra_body is not None:
-        try:
-            extra = json.loads(args.extra_body)
-        except (ValueError, RecursionError) as error:
-            raise UsageError(f"--extra-body is not JSON: {error}") from None
-        if not isinstance(extra, dict):
-            raise UsageError(f"--extra-body must be a JSON object, not {shorten(args.extra_body)}")
+    extra = extra_of(args.extra_body)
     flags = {"temperature": args.temperature, "ignore_eos": True if args.ignore_eos else None}
     for name, value in flags.items():
         if value is not None:

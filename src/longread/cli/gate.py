@@ -65,8 +65,8 @@ def _server_flags(parser: Parser) -> None:
     group.add_argument("--model", metavar="NAME", help="default: the server's first model")
     group.add_argument("--api-key", metavar="KEY", help="default: the environment's OPENAI_API_KEY")
     group.add_argument("--concurrency", type=count, default=4, help="requests at once")
-    group.add_argument("--timeout", type=_seconds, default="5m", metavar="TIME", help="for one request")
-    group.add_argument("--budget", type=_seconds, default="30m", metavar="TIME", help="for all of it; 90s, 10m, 2h")
+    group.add_argument("--timeout", type=seconds, default="5m", metavar="TIME", help="for one request")
+    group.add_argument("--budget", type=seconds, default="30m", metavar="TIME", help="for all of it; 90s, 10m, 2h")
     group.add_argument("--max-requests", type=count, default=20_000, help="for all of it")
 
 
@@ -106,7 +106,7 @@ def _profile_flag(parser: Parser) -> None:
     )
 
 
-def _seconds(text: str) -> float:
+def seconds(text: str) -> float:
     match = re.fullmatch(r"(\d{1,7}(?:\.\d{1,3})?)(s|m|min|h)?", text)
     if match is None:
         raise argparse.ArgumentTypeError(f"{shorten(repr(text))} is no time; write 90s, 10m or 2h")

@@ -25,6 +25,7 @@ from longread.cli import (
     simulate,
     standing,
     store,
+    stress,
     trace,
 )
 from longread.cli.parser import Parser, UsageError, nearest, refuse_unknown, shorten
@@ -43,6 +44,7 @@ COMMANDS = {
     "fixture": fixture,
     "bench": bench,
     "gate": gate,
+    "stress": stress,
     "ingest": ingest,
     "store": store,
     "trace": trace,
