@@ -125,6 +125,10 @@ def _result(parser: Parser) -> None:
     group.add_argument("--save-detailed", action="store_true", help="answers and gaps of each request as well")
     group.add_argument("--metadata", nargs="+", default=[], metavar="KEY=VALUE", help="kept in the result")
     group.add_argument("--no-calibration", action="store_true", help="do not measure the client itself afterwards")
+    group.add_argument(
+        "--sample-interval", type=number, default=1.0, metavar="SECONDS", help="looks at /metrics and GPUs; 0: none"
+    )
+    group.add_argument("--server-pid", type=count, metavar="PID", help="its process here: memory is sampled, too")
 
 
 def number(text: str) -> float:
@@ -172,8 +176,16 @@ def job_of(args: argparse.Namespace) -> "Job":
         output=_output(args),
         detailed=args.save_detailed,
         calibrated=not args.no_calibration,
+        sample_every=_interval(args.sample_interval),
+        server_pid=args.server_pid,
         metadata=pairs("--metadata", args.metadata),
     )
+
+
+def _interval(seconds: float) -> float:
+    if 0 < seconds < 0.1 or not math.isfinite(seconds):
+        raise UsageError(f"--sample-interval {seconds:g}: at least 0.1 s, since each look asks the server; 0 is none")
+    return seconds
 
 
 def _url(args: argparse.Namespace) -> str:

@@ -21,6 +21,7 @@ from longread.measure.load.metrics import Summary, Wanted, flat, summarise
 from longread.measure.load.outcome import Outcome, Run
 from longread.measure.load.result import Lines, block, lines_path, write_atomically
 from longread.measure.load.run import Limits, Progress, Stop, run
+from longread.measure.load.samples import EVERY, Sampler
 from longread.measure.load.schedule import Schedule
 from longread.measure.load.server import Look, facts, look, only_model
 from longread.measure.load.target import ENDPOINTS, Backend, Target
@@ -40,7 +41,8 @@ SECRET_HEADERS = ("authorization", "cookie", "x-api-key", "api-key", "proxy-auth
 class Job:
     """What to do. ``workload`` makes it. ``backend`` None: what the workload is made of.
     ``model`` None: the one that is served. ``output``: of the result; None: nothing is written. ``detailed``: answers
-    and gaps of every request are written too.
+    and gaps of every request are written too. ``sample_every``: seconds between looks at the server's gauges, memory
+    and GPUs while it runs, 0: none; ``server_pid``: its process, where that is on this machine.
     """
 
     base_url: str
@@ -57,6 +59,8 @@ class Job:
     output: Path | Callable[[Target, Schedule], Path] | None = None
     detailed: bool = False
     calibrated: bool = True
+    sample_every: float = EVERY
+    server_pid: int | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -101,7 +105,8 @@ def measure(job: Job) -> Measured:
     target = replace(target, model=job.model or only_model(job.base_url, look(target)))
     target = replace(target, backend=job.backend or _backend(workload, job.endpoint))
     path = job.output(target, schedule) if callable(job.output) else job.output
-    ended, before, after, calibration, interrupted = _measured(job, target, schedule, workload, path)
+    sampler = Sampler(target, job.server_pid, job.sample_every) if job.sample_every > 0 else None
+    ended, before, after, calibration, interrupted = _measured(job, target, schedule, workload, path, sampler)
     if count is not None:
         count_outputs(ended.outcomes, count)
         count_prompts(ended.outcomes, workload.asks, count)
@@ -115,6 +120,8 @@ def measure(job: Job) -> Measured:
         warnings=said,
         requests_file=lines_path(path).name if path is not None else None,
     )
+    if sampler is not None:
+        own["samples"] = sampler.block(ended.started)
     document = {**_vllm(job, target, schedule, summary), **flat(summary), **_detail(job, ended), "longread": own}
     if path is not None:
         write_atomically(path, document)
@@ -130,14 +137,16 @@ def _backend(workload: Workload, endpoint: str | None) -> Backend:
 
 
 def _measured(
-    job: Job, target: Target, schedule: Schedule, workload: Workload, path: Path | None
+    job: Job, target: Target, schedule: Schedule, workload: Workload, path: Path | None, sampler: Sampler | None
 ) -> tuple[Run, Look, Look, Calibration | None, bool]:
     """The run, the server before and after it, the client against nothing, and whether it was interrupted."""
 
     async def all_of_it() -> tuple[Run, Look, Look, Calibration | None, bool]:
         with ExitStack() as stack:
             lines = stack.enter_context(Lines(lines_path(path), job.detailed)) if path is not None else None
-            told = _Hooks(target, stack.enter_context(display()), lines)
+            told = _Hooks(target, stack.enter_context(display()), lines, sampler)
+            if sampler is not None:
+                stack.callback(sampler.stop)
             ended = await run(workload.asks, target, schedule, job.limits, told, told.stop)
         asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
         after = look(target)
@@ -156,10 +165,10 @@ def _measured(
 class _Hooks(Progress):
     """Shows, writes, looks at the server before the first request, and takes Ctrl-C once bodies are made."""
 
-    def __init__(self, target: Target, display: Progress, lines: Lines | None):
+    def __init__(self, target: Target, display: Progress, lines: Lines | None, sampler: Sampler | None):
         self.before: Look | None = None
         self.stop = Stop()
-        self._target, self._display, self._lines = target, display, lines
+        self._target, self._display, self._lines, self._sampler = target, display, lines, sampler
         # While bodies are made nothing else can run, so there Ctrl-C ends the process as anywhere.
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -173,6 +182,8 @@ class _Hooks(Progress):
 
     def started(self, total: int) -> None:
         self.before = look(self._target)
+        if self._sampler is not None:
+            self._sampler.start()
         self._display.started(total)
 
     def sent(self, in_flight: int) -> None:
