@@ -85,7 +85,7 @@ def test_gpus_by_the_driver() -> None:
     found = sampler(nvml=nvml)
     found.look(page())
     first, second = found.block(1000.0)["gpus"]
-    assert first["series"] == {"temperature": [31], "power": [76.5], "sm clock": [345], "memory": [4 * 2**30]}
+    assert first["series"] == {"temperature": [31], "power": [76.5], "sm clock": [345], "memory": [4 * 2**20]}
     assert (first["name"], first["memory_total"], first["power_limit"]) == ("NVIDIA H200", 143_771 * 2**20, 700.0)
     assert "power" not in second["series"]
     assert second["missing"] == {"power": "Not Supported"}
@@ -131,14 +131,12 @@ def test_a_long_run_is_thinned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_bench_writes_them(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     rows = [{"messages": [{"role": "user", "content": f"q{i}"}], "max_tokens": 4} for i in range(3)]
-    (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    path = tmp_path / "r.json"
+    prompts, path = tmp_path / "p.jsonl", tmp_path / "r.json"
+    prompts.write_text("\n".join(map(json.dumps, rows)))
 
     def bench(*more: str) -> int:
-        return main(
-            ["bench", "serve", "--base-url", server.url, "--dataset-name", "custom", "--no-calibration"]
-            + ["--dataset-path", str(tmp_path / "p.jsonl"), "--output", str(path), *more]
-        )
+        server_and_prompts = ["--base-url", server.url, "--dataset-name", "custom", "--dataset-path", str(prompts)]
+        return main(["bench", "serve", *server_and_prompts, "--no-calibration", "--output", str(path), *more])
 
     with scripted_thread(
         lambda n, body: answer(["a"] * 3, first=0.4), {"/metrics": PAGE.split("# TYPE vllm:e2e")[0]}
