@@ -133,9 +133,10 @@ class Started:
             self._process.kill()
         self._process.wait()
 
-    def orphans(self, seconds: float = ORPHAN_SECONDS) -> int:
-        """How many of its descendants still ran ``seconds`` after its end. They are ended then."""
-        psutil.wait_procs(list(self._seen.values()), timeout=seconds)
+    def orphans(self, seconds: float | None = None) -> int:
+        """How many of its descendants still ran ``seconds`` (ORPHAN_SECONDS) after its end. They are ended then."""
+        wait = ORPHAN_SECONDS if seconds is None else seconds
+        psutil.wait_procs(list(self._seen.values()), timeout=wait)
         left = [each for each in self._seen.values() if _runs(each)]
         self._end(left)
         return len(left)

@@ -131,7 +131,7 @@ def leak(name: str, series: Sequence[tuple[int, int | None]], limit: float) -> F
     line = slope([x for x, _ in known], [y for _, y in known])
     if line is None:
         return missing(name, limit, "bytes", f"{len(known)} requests after warming up", MIN_SAMPLES)
-    needed = slope_needed(line, line.value, line.low, line.high, limit)
+    needed = slope_needed(line.samples, line.value, line.low, line.high, limit)
     note = f"no leak at all has p = {line.p:.2g}; neighbours correlate by {line.hanging:.2f}"
     return at_most(name, line.value, (line.low, line.high), limit, "bytes", line.samples, needed=needed, note=note)
 
@@ -144,7 +144,7 @@ def _growth(series: Sequence[tuple[int, float | None]], limit: float) -> Finding
         return missing("ttft_growth", limit, "share", f"{len(known)} answers after warming up", MIN_SAMPLES)
     run = known[-1][0] - known[0][0]
     value, low, high = (_grown(each * run) for each in (line.value, line.low, line.high))
-    needed = slope_needed(line, value, low, high, limit)
+    needed = slope_needed(line.samples, value, low, high, limit)
     return at_most("ttft_growth", value, (low, high), limit, "share", line.samples, needed=needed)
 
 

@@ -19,7 +19,7 @@ BYTES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
 def table(results: Iterable[PressureResult]) -> Table:
     found = Table(title="Pressure tests", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    found.add_column("what", min_width=20, overflow="fold")
+    found.add_column("what", min_width=16, overflow="fold")
     found.add_column("verdict", no_wrap=True)
     for name in ("value", "interval", "limit", "n", "needs"):
         found.add_column(name, justify="right", no_wrap=True)
@@ -55,6 +55,7 @@ def amount(value: float | None, unit: str) -> str:
     if value is None or not math.isfinite(value):
         return ""
     if unit == "share":
+        value = 0.0 if abs(value) < 1e-9 else value  # rounding of logarithms
         return f"{value * 100:.3g} %"
     if unit == "bytes":
         size = abs(value)

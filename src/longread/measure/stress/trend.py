@@ -1,9 +1,12 @@
 """Whether a series goes up or down: a slope that outliers and steps do not move, with an interval that neighbours which
 hang together do not narrow.
 
-Pure arithmetic. Sources: H. Theil (1950) and P. K. Sen, JASA 63 (1968), 1379-1389, for the slope and its interval by
-Kendall's S; K. H. Hamed, A. R. Rao, Journal of Hydrology 204 (1998), 182-196, for S of autocorrelated series, here with
-one coefficient (first order), its bias taken off as by M. G. Kendall, Biometrika 41 (1954), 403-404.
+Pure arithmetic. The slope is the median of all slopes between two points (H. Theil 1950; P. K. Sen, JASA 63 (1968),
+1379-1389). Its interval is that of a regression: from the spread around the line, not from ranks, so that growth
+without noise is sure at once; the spread is the plain deviation, so that a step widens it. The variance is inflated for
+samples that hang together by (1 + r) / (1 - r), first-order (G. V. Bayley, J. M. Hammersley, Suppl. JRSS 8 (1946),
+184-197), r with its bias put back (M. G. Kendall, Biometrika 41 (1954), 403-404); the same for Kendall's S (K. H.
+Hamed, A. R. Rao, Journal of Hydrology 204 (1998), 182-196).
 """
 
 import math
@@ -12,17 +15,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from longread.measure.gate.statistics import ERROR, normal_quantile, share, t_quantile
+from longread.measure.gate.statistics import ERROR, share, t_quantile
 
 MIN_SAMPLES = 10  # below, neighbours that hang together cannot be told from a trend
 MOST_USED = 2000  # pairs grow with the square; a longer series is thinned evenly
 MOST_HANGING = 0.98
+MIN_FREE = 4.0  # independent samples that a series is taken for at least, so that its interval has an end
 
 
 @dataclass(frozen=True, slots=True)
 class Slope:
-    """Per unit of x. ``inflation``: how much wider than for independent samples the variance of Kendall's S was taken;
-    ``hanging``: the correlation of neighbours, the trend taken off. ``p``: two-sided, of no trend (Mann-Kendall).
+    """Per unit of x. ``hanging``: the correlation of neighbours, the trend taken off; ``inflation``: of the variance.
+    ``p``: two-sided, of no trend at all (Mann-Kendall).
     """
 
     value: float
@@ -46,21 +50,16 @@ def slope(x: Sequence[float], y: Sequence[float], error: float = ERROR) -> Slope
     first, second = np.triu_indices(n, 1)
     slopes = np.sort((ys[second] - ys[first]) / (xs[second] - xs[first]))
     value = float(np.median(slopes))
-    hanging = _hanging(ys - value * xs)
-    inflation = _inflation(n, hanging)
-    deviation = math.sqrt(_variance(ys) * inflation)
-    reach = normal_quantile(error) * deviation
-    low = math.floor((len(slopes) - reach) / 2)
-    high = math.ceil((len(slopes) + reach) / 2)
-    return Slope(
-        value,
-        float(slopes[low]) if low >= 0 else -math.inf,
-        float(slopes[high]) if high < len(slopes) else math.inf,
-        n,
-        hanging,
-        inflation,
-        _p(float(np.sign(ys[second] - ys[first]).sum()), deviation),
-    )
+    rest = ys - value * xs
+    hanging = _hanging(rest)
+    inflation = min((1 + hanging) / (1 - hanging), n / MIN_FREE)
+    free = n / inflation - 2  # degrees of freedom that are left of n samples
+    spread = math.sqrt(float(((rest - rest.mean()) ** 2).sum()) / free * (free + 2) / n)
+    error_of_slope = spread * math.sqrt(inflation / float(((xs - xs.mean()) ** 2).sum()))
+    half = t_quantile(error, max(round(free), 1)) * error_of_slope
+    kendall = float(np.sign(ys[second] - ys[first]).sum())
+    p = _p(kendall, math.sqrt(_variance(ys) * inflation))
+    return Slope(value, value - half, value + half, n, hanging, inflation, p)
 
 
 def _variance(ys: "np.ndarray") -> float:
@@ -80,11 +79,6 @@ def _hanging(rest: "np.ndarray") -> float:
     centred = ranks - ranks.mean()
     r = float((centred[1:] * centred[:-1]).sum() / (centred * centred).sum())
     return min(max((n * r + 1) / (n - 4), 0.0), MOST_HANGING)
-
-
-def _inflation(n: int, r: float) -> float:
-    k = np.arange(1, n)
-    return float(1 + 2 * ((1 - k / n) * r**k).sum())
 
 
 def _p(s: float, deviation: float) -> float:

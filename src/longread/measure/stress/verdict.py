@@ -11,9 +11,8 @@ from typing import Any
 
 from longread.measure.gate.statistics import MOST_SAMPLES, samples_to_decide
 from longread.measure.gate.verdict import Verdict, together
-from longread.measure.intervals import Z95, wilson
+from longread.measure.intervals import wilson
 from longread.measure.load.estimates import percentile_interval, samples_needed
-from longread.measure.stress.trend import Slope
 
 Interval = tuple[float, float]
 OPEN: Interval = (-math.inf, math.inf)
@@ -176,20 +175,16 @@ def within(
     return Finding(name, verdict, value, low, high, limit, unit, samples, needed, note)
 
 
-def slope_needed(line: Slope, value: float, low: float, high: float, limit: float) -> int | None:
-    """Samples after which a slope's interval (scaled as its value is) would lie on one side of ``limit``: over evenly
-    spaced samples with the same noise it shrinks with their number to the power of 3/2. An interval that is open
-    closes when 1.96 deviations of Kendall's S are less than its most: n > 4/9 * 1.96**2 * inflation.
+def slope_needed(samples: int, value: float, low: float, high: float, limit: float) -> int | None:
+    """Samples after which a slope's interval would lie on one side of ``limit``: over evenly spaced samples with the
+    same noise it shrinks with their number to the power of 3/2.
     """
     distance = abs(limit - value)
     half = value - low if limit < value else high - value
-    if distance <= 0:
+    if not math.isfinite(half) or distance <= 0:
         return None
-    if not math.isfinite(half):
-        longest = (1 + line.hanging) / (1 - line.hanging)  # what the inflation comes to in a long series
-        return max(math.ceil(4 / 9 * Z95**2 * longest), line.samples + 1)
-    wanted = math.ceil(line.samples * (half / distance) ** (2 / 3))
-    return max(wanted, line.samples + 1) if wanted <= MOST_SAMPLES else None
+    wanted = math.ceil(samples * (half / distance) ** (2 / 3))
+    return max(wanted, samples + 1) if wanted <= MOST_SAMPLES else None
 
 
 def all_together(results: Sequence[PressureResult]) -> Verdict:
