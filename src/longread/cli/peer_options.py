@@ -72,7 +72,7 @@ _GROUPS: tuple[tuple[str, str], ...] = (
     (_DRAFTS, "speculative-config speculative-algorithm speculative-num-steps speculative-eagle-topk"),
     (_DRAFTS, "speculative-num-draft-tokens"),
     (_KERNELS, "attention-backend moe-backend moe-runner-backend"),
-    (f"{_ALWAYS}: GET /metrics", "enable-metrics disable-log-stats"),
+    (f"{_ALWAYS}: GET /metrics", "enable-metrics"),
     (f"{_ALWAYS}: usage.prompt_tokens_details.cached_tokens", "enable-prompt-tokens-details enable-cache-report"),
     (f"{_ALWAYS}: X-Request-Id is on every response", "enable-request-id-headers"),
     (_LOGS, "enable-log-requests disable-log-requests log-requests log-level uvicorn-log-level"),

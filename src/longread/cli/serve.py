@@ -16,6 +16,7 @@ from longread.cli.parser import Parser, UsageError, shorten, whole
 from longread.cli.peer_options import PEER_OPTIONS
 from longread.server.options import ServerOptions
 from longread.spec.config import EngineOptions, parse_bytes
+from longread.spec.profiler import profiler_config
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -93,6 +94,13 @@ def _add_http(parser: Parser) -> None:
 def _add_log(parser: Parser) -> None:
     group = parser.add_argument_group("log")
     group.add_argument(
+        "--profiler-config",
+        type=_json_object,
+        metavar="JSON",
+        help='\'{"profiler": "torch"}\': POST /start_profile and /stop_profile tell where steps spend their time; '
+        "slows the engine a little. torch_profiler_dir: traces, too; max_iterations: steps of a profile",
+    )
+    group.add_argument(
         "--disable-log-stats",
         action="store_true",
         help="no line of throughput, queue and cache use each 10 s while there is traffic",
@@ -144,6 +152,7 @@ def server_options(args: argparse.Namespace) -> ServerOptions:
         step_timeout=args.step_timeout,
         allowed_origins=tuple(args.allowed_origins),
         disable_log_stats=args.disable_log_stats,
+        profiler=None if args.profiler_config is None else profiler_config(args.profiler_config),
     )
 
 

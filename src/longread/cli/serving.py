@@ -73,7 +73,7 @@ def serve_checkpoint(
 
     metrics = ServerMetrics(names[0], lambda: driver.current, http.shared)
     shelf = LateShelf(Path(options.store)) if options.store is not None else None
-    workers = Workers(COMMAND, task_of(resolved), step_timeout=http.step_timeout)
+    workers = Workers(COMMAND, task_of(resolved, http.profiler), step_timeout=http.step_timeout)
     driver = EngineDriver(
         lambda: _with_shelf(workers.make(), resolved, shelf),
         admission=Admission(http.limits, resolved.slo),

@@ -17,6 +17,7 @@ from longread.kv.records import Layout
 from longread.server.worker.child import attend
 from longread.spec.config import ResolvedConfig
 from longread.spec.engine import Engine
+from longread.spec.profiler import ProfilerConfig, profiler_config
 
 # -P: the folder that the server was started in is nobody's library.
 COMMAND = (sys.executable, "-P", "-m", "longread.cli.worker")
@@ -24,9 +25,10 @@ COMMAND = (sys.executable, "-P", "-m", "longread.cli.worker")
 _CONFIG = TypeAdapter(ResolvedConfig)
 
 
-def task_of(config: ResolvedConfig) -> dict[str, object]:
+def task_of(config: ResolvedConfig, profiler: ProfilerConfig | None = None) -> dict[str, object]:
     """What the process is told to load. The configuration goes whole: resolved again, it could be another."""
-    return {"config": _CONFIG.dump_python(config, mode="json")}
+    told = None if profiler is None else asdict(profiler)
+    return {"config": _CONFIG.dump_python(config, mode="json"), "profiler": told}
 
 
 def config_of(task: Mapping[str, Any]) -> ResolvedConfig:
@@ -45,10 +47,11 @@ def load(task: Mapping[str, Any]) -> tuple[Engine, dict[str, JsonValue]]:
     from longread.engine.load import load_resolved  # loads torch
     from longread.weights.progress import loading_bar
 
-    config = config_of(task)
+    config, given = config_of(task), task.get("profiler")
+    profiler = None if given is None else profiler_config(given)
     path = Path(config.model)
     with loading_bar(f"loading {path.name}") as report:
-        engine = load_resolved(path, spec_of(path), config, report)
+        engine = load_resolved(path, spec_of(path), config, report, profiler)
     store = engine.store
     layout = None if store is None or store.layout is None else asdict(store.layout) | {"root": store.layout.root.hex()}
     return engine, {"layout": layout}

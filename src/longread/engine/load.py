@@ -16,8 +16,10 @@ from longread.engine.calibrate import calibrate, warm_up
 from longread.engine.core import Core
 from longread.engine.engine import LocalEngine
 from longread.engine.grammar import GrammarCompiler
+from longread.engine.profile import NamedRunner, ProfiledEngine
 from longread.engine.runner import Model, Runner
 from longread.engine.scheduler import Scheduler
+from longread.kernels.dispatch import name_ops
 from longread.kv.cache import KVCache
 from longread.kv.disk.store import DiskStore
 from longread.kv.host import HostArena
@@ -33,14 +35,15 @@ from longread.spec.config_json import read_config, spec_from_config
 from longread.spec.engine import EngineInfo
 from longread.spec.errors import StoreError
 from longread.spec.model import ModelSpec
+from longread.spec.profiler import ProfilerConfig
 from longread.spec.state import PAGE_TOKENS, cache_root, state_groups
 from longread.spec.step_target import StepTarget
 from longread.weights.reader import Checkpoint
 
 log = logging.getLogger(__name__)
 
-CALIBRATED_BYTES = 64 * 2**20  # of weights are worth a second of measuring; a toy's steps are over before it would be
-CALIBRATED_SECONDS = 2.5  # at most; a quiet machine of two cores is done with a reader in half of it
+CALIBRATED_BYTES = 16 * 2**20  # of weights are worth a second of measuring; a toy's steps are over before it would be
+CALIBRATED_SECONDS = 4.0  # at most; a quiet machine of two cores is done with a reader before that
 Progress = Callable[[int, int], None]  # (bytes read, bytes to read)
 
 
@@ -51,8 +54,15 @@ def load_engine(options: EngineOptions, progress: Progress | None = None) -> Loc
     return load_resolved(path, spec, resolve(options, spec, probe_machine()), progress)
 
 
-def load_resolved(path: Path, spec: ModelSpec, config: ResolvedConfig, progress: Progress | None = None) -> LocalEngine:
-    """The same for a caller that has already resolved the options."""
+def load_resolved(
+    path: Path,
+    spec: ModelSpec,
+    config: ResolvedConfig,
+    progress: Progress | None = None,
+    profiler: ProfilerConfig | None = None,
+) -> LocalEngine:
+    """The same for a caller that has already resolved the options. ``profiler``: its steps can be profiled."""
+    name_ops(profiler is not None)
     checkpoint = Checkpoint.open(path)
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
     model = _model(spec, checkpoint.load(spec, dtype, progress), dtype)
@@ -94,7 +104,7 @@ def load_resolved(path: Path, spec: ModelSpec, config: ResolvedConfig, progress:
     )
     core = Core(
         info=_info(spec, config, allocated, root, target),
-        runner=Runner(model, store.views),
+        runner=(Runner if profiler is None else NamedRunner)(model, store.views),
         cache=cache,
         scheduler=scheduler,
         groups=groups,
@@ -106,7 +116,7 @@ def load_resolved(path: Path, spec: ModelSpec, config: ResolvedConfig, progress:
         store=disk,
         costs=calibration.costs,
     )
-    return LocalEngine(core)
+    return LocalEngine(core) if profiler is None else ProfiledEngine(core, spec, config.dtype, profiler)
 
 
 def _open_store(spec: ModelSpec, config: ResolvedConfig, root: bytes, tensors: StateTensors) -> DiskStore | None:

@@ -14,7 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
-from longread.server import chat, completions, documents, errors, plain, records, text
+from longread.server import chat, completions, documents, errors, plain, profile, records, text
 from longread.server.gate import REQUEST_ID_HEADER, TIMING_HEADER, Gate
 from longread.server.state import ServerState
 from longread.spec.errors import RequestError
@@ -32,6 +32,8 @@ ROUTES = (
     Route("/v1/longread/documents/{id:path}", documents.remove, methods=["DELETE"]),
     Route("/tokenize", text.tokenize, methods=["POST"]),
     Route("/detokenize", text.detokenize, methods=["POST"]),
+    Route("/start_profile", profile.start, methods=["POST"]),
+    Route("/stop_profile", profile.stop, methods=["POST"]),
     Route("/health", plain.health, methods=["GET"]),
     Route("/ready", plain.ready, methods=["GET"]),
     Route("/metrics", plain.metrics, methods=["GET"]),

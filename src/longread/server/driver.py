@@ -141,6 +141,11 @@ class EngineDriver:
         engine = self._engine
         return (engine.info, self.stats) if engine is not None and self.state == "ready" else None
 
+    @property
+    def process(self) -> ProcessEngine | None:
+        """The engine, where it is a process's and there; for the loop thread."""
+        return self._attached.engine if self._attached is not None else None
+
     def start(self) -> None:
         """Start loading, from within the running event loop."""
         self._loop = asyncio.get_running_loop()

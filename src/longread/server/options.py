@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from longread.server.limits import Limits
 from longread.spec.errors import ConfigError
+from longread.spec.profiler import ProfilerConfig
 
 MEBIBYTE = 1 << 20
 DAY = 86400
@@ -23,6 +24,7 @@ class ServerOptions:
     open requests may go on; writing to the store may then take as long again (``draining.writing_seconds``).
     ``step_timeout``: seconds of one step after which the engine counts as hung; 0: never.
     ``allowed_origins``: CORS is off unless it names origins. ``disable_log_stats``: no line of throughput in the log.
+    ``profiler``: the engine's steps can be profiled, which slows it; None: they cannot.
     """
 
     host: str = "127.0.0.1"
@@ -35,6 +37,7 @@ class ServerOptions:
     step_timeout: float = 120.0
     allowed_origins: tuple[str, ...] = ()
     disable_log_stats: bool = False
+    profiler: ProfilerConfig | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:

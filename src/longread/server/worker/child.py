@@ -39,6 +39,7 @@ from longread.spec.engine import (
     SamplingParams,
 )
 from longread.spec.errors import CheckpointError, ConfigError, EngineFailedError, RequestError
+from longread.spec.profiler import ProfileError, Profiling
 
 logger = logging.getLogger("longread.server")
 
@@ -182,11 +183,28 @@ class _Served:
             name = self._names.get(told)
             standing = self._engine.explain(name) if name is not None else None
             self._send(messages.EXPLAINED, messages.encode_explained(told, standing))
+        elif kind == messages.PROFILE:
+            self._profile(*told)
         elif told in self._names:  # else it has ended, and the server will hear of it
             if kind == messages.CANCEL:
                 self._engine.cancel(self._names[told])
             elif kind == messages.WATCH:
                 self._watched[told] = 0
+
+    def _profile(self, number: int, num_steps: int) -> None:
+        """Begin to record so many steps; 0: end it and tell it, which may take seconds."""
+        told: Mapping[str, JsonValue] | None = None
+        error: RequestError | None = None
+        try:
+            if not isinstance(self._engine, Profiling):
+                raise ProfileError("this engine was not loaded to be profiled", code="profiler_off")
+            if num_steps:
+                self._engine.start_profile(num_steps)
+            else:
+                told = self._engine.stop_profile()
+        except RequestError as refused:
+            error = refused
+        self._send(messages.PROFILED, messages.encode_profiled(number, told, error))
 
     def _submit(self, number: int, request: GenerationRequest) -> None:
         self._numbers[request.request_id], self._names[number] = number, request.request_id

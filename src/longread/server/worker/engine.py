@@ -17,6 +17,8 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as WaitTimeoutError
 from contextlib import suppress
 
+from pydantic import JsonValue
+
 from longread.server.worker import messages
 from longread.server.worker.frames import Channel, ChannelError, Frame
 from longread.server.worker.process import WorkerProcess
@@ -33,6 +35,7 @@ SILENCE = 1.5  # times the step timeout: by then the process's own watchdog has 
 SILENCE_MARGIN = 5.0  # seconds
 
 Explained = Callable[[Standing | None], None]
+Profiled = Callable[[dict[str, JsonValue] | None, RequestError | None], None]
 
 
 class WorkerEngine:
@@ -66,6 +69,7 @@ class WorkerEngine:
         self._asking = threading.Lock()
         self._checks: dict[int, Future[RequestError | None]] = {}
         self._explained: dict[int, list[Explained]] = {}
+        self._profiled: dict[int, Profiled] = {}
 
     @property
     def info(self) -> EngineInfo:
@@ -138,6 +142,17 @@ class WorkerEngine:
             return
         self._explained.setdefault(number, []).append(answer)
         self._tell(messages.EXPLAIN, messages.encode(number))
+
+    def profile(self, num_steps: int, answer: Profiled) -> None:
+        """Have the process record its next ``num_steps`` steps, or with 0 tell what it recorded; ``answer`` gets that,
+        or why not.
+        """
+        if self.gone:
+            answer(None, _restarting())
+            return
+        number = next(self._count)
+        self._profiled[number] = answer
+        self._tell(messages.PROFILE, messages.encode([number, num_steps]))
 
     def fileno(self) -> int:
         """Readable when something has come."""
@@ -258,6 +273,11 @@ class WorkerEngine:
             number, standing = messages.decode_explained(frame.text)
             for each in self._explained.pop(number, []):
                 each(standing)
+        elif frame.kind == messages.PROFILED:
+            number, told, refusal = messages.decode_profiled(frame.text)
+            tell = self._profiled.pop(number, None)
+            if tell is not None:
+                tell(told, refusal)
         else:
             raise ValueError(f"a message of kind {frame.kind!r} from a process that has loaded")
 
@@ -281,6 +301,9 @@ class WorkerEngine:
             checks, self._checks = list(self._checks.values()), {}
         for answer in checks:
             answer.set_result(_restarting())
+        profiled, self._profiled = self._profiled, {}
+        for tell in profiled.values():
+            tell(None, _restarting())
         explained, self._explained = self._explained, {}
         for answers in explained.values():
             for each in answers:

@@ -28,12 +28,14 @@ from longread.spec.engine import (
     TokenEvent,
 )
 from longread.spec.errors import EngineFailedError, InvalidRequestError, OverloadedError, RequestError
+from longread.spec.profiler import ProfileError
 from longread.spec.state import HashedTokens
 
 SETUP, SUBMIT, CANCEL, WATCH, GRAMMAR, EXPLAIN, CLOSE = b"S", b"R", b"C", b"W", b"G", b"E", b"X"
 LOADED, FAILED, STEP, CHECKED, EXPLAINED = b"l", b"f", b"s", b"g", b"e"
-TO_PROCESS = b"".join((SETUP, SUBMIT, CANCEL, WATCH, GRAMMAR, EXPLAIN, CLOSE))
-FROM_PROCESS = b"".join((LOADED, FAILED, STEP, CHECKED, EXPLAINED))
+PROFILE, PROFILED = b"P", b"p"
+TO_PROCESS = b"".join((SETUP, SUBMIT, CANCEL, WATCH, GRAMMAR, EXPLAIN, PROFILE, CLOSE))
+FROM_PROCESS = b"".join((LOADED, FAILED, STEP, CHECKED, EXPLAINED, PROFILED))
 MAX_PROMPT_BYTES = 2**32  # ids and hashes of a prompt; what the server accepts is far less
 
 _CONFIG = ConfigDict(strict=True, ser_json_inf_nan="constants", ser_json_bytes="hex", val_json_bytes="hex")
@@ -51,6 +53,9 @@ _LOADED: TypeAdapter[Loaded] = TypeAdapter(Loaded, config=_CONFIG)
 _FAILED: TypeAdapter[tuple[FailedAs, str]] = TypeAdapter(tuple[FailedAs, str], config=_CONFIG)
 _CHECKED: TypeAdapter[tuple[int, Refusal | None]] = TypeAdapter(tuple[int, Refusal | None], config=_CONFIG)
 _EXPLAINED: TypeAdapter[tuple[int, Standing | None]] = TypeAdapter(tuple[int, Standing | None], config=_CONFIG)
+# What an engine told of its profile, nothing where one was begun; or why not
+Profiled = tuple[int, dict[str, JsonValue] | None, Refusal | None]
+_PROFILED: TypeAdapter[Profiled] = TypeAdapter(Profiled, config=_CONFIG)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +225,21 @@ def decode_checked(text: bytes) -> tuple[int, RequestError | None]:
         kind.__name__: kind for kind in (InvalidRequestError, OverloadedError, EngineFailedError)
     }
     return number, kinds.get(name, InvalidRequestError)(message, param, code)
+
+
+def encode_profiled(number: int, told: Mapping[str, JsonValue] | None, error: RequestError | None) -> bytes:
+    """``told``: the profile, None where one was begun."""
+    refusal = None if error is None else (type(error).__name__, valid(error.message), error.param, error.code)
+    return _PROFILED.dump_json((number, None if told is None else dict(told), refusal))
+
+
+def decode_profiled(text: bytes) -> tuple[int, dict[str, JsonValue] | None, RequestError | None]:
+    """Raises ValueError."""
+    number, told, refusal = _PROFILED.validate_json(text)
+    if refusal is None:
+        return number, told, None
+    _, message, param, code = refusal
+    return number, None, ProfileError(message, param, code)
 
 
 def encode_explained(number: int, standing: Standing | None) -> bytes:
