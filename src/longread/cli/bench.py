@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from longread.cli import bench_compare, bench_report, bench_serve, bench_sweep, bench_workload
+from longread.cli import bench_compare, bench_profile, bench_report, bench_serve, bench_sweep, bench_workload
 from longread.cli.checkpoint import locate, spec_of
 from longread.cli.parser import Parser, count
 
@@ -18,6 +18,7 @@ def add_parser(commands: "_SubParsersAction[Parser]", name: str) -> None:
     kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True, title="kinds")
     bench_serve.add_parser(kinds)
     bench_sweep.add_parser(kinds)
+    bench_profile.add_parser(kinds)
     bench_workload.add_parser(kinds)
     bench_compare.add_parser(kinds)
     bench_report.add_parser(kinds)

@@ -86,7 +86,7 @@ class ProfiledEngine(LocalEngine):
             "dtype": self._dtype,
             "threads": torch.get_num_threads(),
             "wanted_steps": self._wanted,
-            **table(ended.events() or ()),
+            **table(ended.events() or (), self._shapes),
             "shapes": [{"segments": [list(s) for s in each.segments]} for each in self._shapes],
             "counts": counts(self._spec, self._dtype, self._shapes),
             "trace": self._trace(ended),
@@ -127,15 +127,19 @@ class ProfiledEngine(LocalEngine):
         return path.name
 
 
-def table(events: Iterable[Any]) -> dict[str, Any]:
+def table(events: Iterable[Any], shapes: Sequence[Shape]) -> dict[str, Any]:
     """torch's events as ``steps``, ``step_ms`` (all of them together), ``rows`` by op, which add up to that, and
     ``inner``: torch's own ops inside, by their self time. Milliseconds. Steps that computed nothing are left out.
+    ``prompt_steps``, ``prompt_step_ms`` and each row's ``prompt_ms``: of the steps that read prompts.
     """
-    roots = [each for each in events if each.name == STEP and any(_named(each, MODEL))]
+    found = (each for each in events if each.name == STEP and any(_named(each, MODEL)))
+    roots = sorted(found, key=lambda each: each.time_range.start)
+    reads = [any(new > 1 for _, new in shape.segments) for shape in shapes]  # a step has one shape
     own: dict[str, float] = defaultdict(float)
+    prompt: dict[str, float] = defaultdict(float)
     calls: dict[str, int] = defaultdict(int)
     inner: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
-    for root in roots:
+    for root, reading in zip(roots, reads, strict=True):
         todo = [(root, "")]
         while todo:
             event, parent = todo.pop()
@@ -143,6 +147,9 @@ def table(events: Iterable[Any]) -> dict[str, Any]:
                 took = event.time_range.elapsed_us() / 1000
                 own[event.name] += took
                 own[parent] -= took
+                if reading:
+                    prompt[event.name] += took
+                    prompt[parent] -= took
                 calls[event.name] += 1
                 parent = event.name
             else:
@@ -150,11 +157,14 @@ def table(events: Iterable[Any]) -> dict[str, Any]:
                 inner[event.name][1] += event.self_cpu_time_total / 1000
             todo += [(child, parent) for child in event.cpu_children]
     total = -own.pop("", 0.0)
-    rows = [_row(name, calls[name], took, total) for name, took in own.items()]
+    read = -prompt.pop("", 0.0)
+    rows = [_row(name, calls[name], took, total) | {"prompt_ms": prompt[name]} for name, took in own.items()]
     top = sorted(inner.items(), key=lambda item: -item[1][1])[:INNER]
     return {
         "steps": len(roots),
         "step_ms": total,
+        "prompt_steps": sum(reads),
+        "prompt_step_ms": read,
         "rows": sorted(rows, key=lambda row: -row["self_ms"]),
         "inner": [{"op": name, "calls": int(count), "self_ms": took} for name, (count, took) in top],
     }
