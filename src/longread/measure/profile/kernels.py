@@ -51,7 +51,7 @@ def start(target: Target, num_steps: int) -> None:
 
 def stop(target: Target) -> dict[str, Any]:
     """The profile. Raises NoProfileError, also where a server writes its profile itself and tells none (vLLM)."""
-    told = _post(target, "/stop_profile", None)
+    told = _post(target, "/stop_profile", {})
     if not isinstance(told, dict) or not isinstance(told.get("rows"), list):
         raise NoProfileError("the server profiled and tells no table: look for its trace where its own options say")
     try:
@@ -61,7 +61,7 @@ def stop(target: Target) -> dict[str, Any]:
     return told
 
 
-def _post(target: Target, path: str, body: Mapping[str, Any] | None) -> Any:
+def _post(target: Target, path: str, body: Mapping[str, Any]) -> Any:
     headers = {name: value for name, value in target.headers.items() if name.lower() != "content-type"}
     url = target.base_url + path
     try:
