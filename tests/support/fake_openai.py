@@ -1,6 +1,6 @@
 """A program that is an OpenAI-compatible server without a model: ``python fake_openai.py --port N [OPTIONS]``.
 
-Standard library only, so that it starts at once. Answers follow from the prompt (and ``--salt``); its pace, memory and
+Answers follow from the prompt (and ``--salt``); its pace, memory and
 mishaps are options.
 """
 
@@ -15,6 +15,10 @@ import time
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
+
+import httpx
+from toy_server import Toy
 
 PROGRAM = str(Path(__file__).resolve())
 WORDS = ("north", "south", "east", "west", "mill", "oak", "elm", "ash", "gate", "rent", "clause", "permit", "metre")
@@ -28,11 +32,13 @@ def command(*options: str) -> str:
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # else small chunks wait for the client's acknowledgement
     options: argparse.Namespace
     seen: dict[str, int] = {}  # noqa: RUF012
     began = time.monotonic()
     lock = threading.Lock()
     requests = 0
+    toy: Any = None
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         pass
@@ -62,6 +68,11 @@ class Handler(BaseHTTPRequestHandler):
                 LEAKED.append(bytearray(os.urandom(1024) * (self.options.leak // 1024)))
         if self.options.refuse_over and len(said) // 4 > self.options.refuse_over:
             self._whole(400, {"error": {"message": "too long"}})
+            return
+        if self.toy is not None and not body.get("stream"):
+            with Handler.lock:
+                reply = self.toy.handle(httpx.Request("POST", f"http://fake{self.path}", json=body))
+            self._whole(reply.status_code, reply.json())
             return
         digest = hashlib.sha256((said + self.options.salt).encode()).digest()
         count = min(body.get("max_tokens", 16), self.options.tokens)
@@ -121,6 +132,7 @@ def main() -> None:
     parser.add_argument("--keep", help="a file in which seen prompts outlive the process")
     parser.add_argument("--child", action="store_true", help="a process that outlives this one")
     parser.add_argument("--die", type=int, help="status to end with at once")
+    parser.add_argument("--toy", help="answers that are not streamed are the toy's (toy_server.py), with these faults")
     parser.add_argument("--refuse-over", type=int, default=0, help="tokens")
     parser.add_argument("--max-model-len", type=int, default=32768)
     options = parser.parse_args()
@@ -134,6 +146,8 @@ def main() -> None:
     if options.child:
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     Handler.options = options
+    if options.toy is not None:
+        Handler.toy = Toy(**json.loads(options.toy))
     ThreadingHTTPServer.daemon_threads = True
     ThreadingHTTPServer.request_queue_size = 64
     ThreadingHTTPServer(("127.0.0.1", options.port), Handler).serve_forever()

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from longread.measure.load.bench import Job
     from longread.measure.load.target import Target
+    from longread.measure.quality import Check
     from longread.measure.workloads.ask import Workload
 
 TRACE = "trace"
@@ -51,6 +52,7 @@ def add_parser(kinds: "_SubParsersAction[Parser]") -> None:
     )
     parser.elsewhere = ELSEWHERE
     add_options(parser)
+    _quality(parser)
     parser.set_defaults(run=run, parser=parser)
 
 
@@ -131,6 +133,16 @@ def _result(parser: Parser) -> None:
     group.add_argument("--server-pid", type=count, metavar="PID", help="its process here: memory is sampled, too")
 
 
+def _quality(parser: Parser) -> None:
+    group = parser.add_argument_group("quality (no speed on red)")
+    group.add_argument(
+        "--gate", metavar="PROFILE", help="run `longread gate` first: lossless, fp8-class, int4-class or a .toml file"
+    )
+    group.add_argument("--gate-base", type=Path, metavar="FILE", help="made by `longread gate base`: compare with it")
+    group.add_argument("--gate-levels", metavar="LIST", help="default: 1,4 with a base (it says what is asked), else 0")
+    group.add_argument("--gate-budget", type=number, default=600.0, metavar="SECONDS", help="for the gate")
+
+
 def number(text: str) -> float:
     try:
         value = float(text)
@@ -179,6 +191,7 @@ def job_of(args: argparse.Namespace) -> "Job":
         sample_every=_interval(args.sample_interval),
         server_pid=args.server_pid,
         metadata=pairs("--metadata", args.metadata),
+        gate=_gate(args),
     )
 
 
@@ -186,6 +199,24 @@ def _interval(seconds: float) -> float:
     if 0 < seconds < 0.1 or not math.isfinite(seconds):
         raise UsageError(f"--sample-interval {seconds:g}: at least 0.1 s, since each look asks the server; 0 is none")
     return seconds
+
+
+def _gate(args: argparse.Namespace) -> "Check | None":
+    """A sweep and an experiment have no such options."""
+    if getattr(args, "gate", None) is None:
+        for name in ("gate_base", "gate_levels"):
+            if getattr(args, name, None) is not None:
+                raise UsageError(f"--{name.replace('_', '-')} is of --gate PROFILE; give that too")
+        return None
+    from longread.measure.quality import check_of
+
+    levels = None
+    if args.gate_levels is not None:
+        words = args.gate_levels.split(",")
+        if any(word not in ("0", "1", "2", "3", "4") for word in words):
+            raise UsageError(f"--gate-levels {shorten(args.gate_levels)!r}: name some of 0, 1, 2, 3, 4")
+        levels = tuple(map(int, words))
+    return check_of(args.gate, args.gate_base, levels, args.gate_budget)
 
 
 def _url(args: argparse.Namespace) -> str:

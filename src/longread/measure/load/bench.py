@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from longread.measure import quality
 from longread.measure.load.calibrate import Calibration, calibrate, warnings
 from longread.measure.load.metrics import Summary, Wanted, flat, summarise
 from longread.measure.load.outcome import Outcome, Run
@@ -27,6 +28,7 @@ from longread.measure.load.server import Look, facts, look, only_model
 from longread.measure.load.target import ENDPOINTS, Backend, Target
 from longread.measure.load.terminal import display, show
 from longread.measure.load.tokens import count_outputs, count_prompts
+from longread.measure.quality import Check
 from longread.measure.result import command_line, this_commit, this_machine
 from longread.measure.workloads.ask import Workload
 from longread.measure.workloads.counting import counter
@@ -42,7 +44,8 @@ class Job:
     """What to do. ``workload`` makes it. ``backend`` None: what the workload is made of.
     ``model`` None: the one that is served. ``output``: of the result; None: nothing is written. ``detailed``: answers
     and gaps of every request are written too. ``sample_every``: seconds between looks at the server's gauges, memory
-    and GPUs while it runs, 0: none; ``server_pid``: its process, where that is on this machine.
+    and GPUs while it runs, 0: none; ``server_pid``: its process, where that is on this machine. ``gate``: the quality
+    gate that is run first; behind a red one the speed is measured all the same, and marked.
     """
 
     base_url: str
@@ -62,6 +65,7 @@ class Job:
     sample_every: float = EVERY
     server_pid: int | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
+    gate: Check | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +83,8 @@ class Measured:
 
 
 def bench(job: Job) -> int:
-    """Measure and show; returns the exit code: 0, 1 where nothing was answered, 130 where it was interrupted.
+    """Measure and show; returns the exit code: 0, 1 where nothing was answered or the quality gate failed, 130 where it
+    was interrupted.
 
     Raises what ``measure`` raises.
     """
@@ -89,7 +94,9 @@ def bench(job: Job) -> int:
         print(f"written: {done.path} and {lines_path(done.path).name}")
     if done.summary.run.partial and job.limits.seconds == math.inf:
         return INTERRUPTED
-    return 0 if done.summary.completed else 1
+    told = done.document["longread"]["quality"]
+    red = told is not None and not told["speed_counts"]
+    return 0 if done.summary.completed and not red else 1
 
 
 def measure(job: Job) -> Measured:
@@ -105,13 +112,14 @@ def measure(job: Job) -> Measured:
     target = replace(target, model=job.model or only_model(job.base_url, look(target)))
     target = replace(target, backend=job.backend or _backend(workload, job.endpoint))
     path = job.output(target, schedule) if callable(job.output) else job.output
+    told = None if job.gate is None else quality.gated(job.gate, target.base_url, target.model, target.headers)
     sampler = Sampler(target, job.server_pid, job.sample_every) if job.sample_every > 0 else None
     ended, before, after, calibration, interrupted = _measured(job, target, schedule, workload, path, sampler)
     if count is not None:
         count_outputs(ended.outcomes, count)
         count_prompts(ended.outcomes, workload.asks, count)
     summary = summarise(ended, job.wanted)
-    said = warnings(summary, calibration)
+    said = warnings(summary, calibration) + ([] if told is None else [quality.sentence(told)])
     own = block(
         summary,
         provenance=_provenance(job, target, schedule, workload, ended),
@@ -120,6 +128,7 @@ def measure(job: Job) -> Measured:
         warnings=said,
         requests_file=lines_path(path).name if path is not None else None,
     )
+    own["quality"] = told
     if sampler is not None:
         own["samples"] = sampler.block(ended.started)
     document = {**_vllm(job, target, schedule, summary), **flat(summary), **_detail(job, ended), "longread": own}

@@ -12,6 +12,7 @@ Schema 1 of the ``longread`` block; a field is None where it is not known:
   ``value``, ``interval`` [low, high] (an open end is None) and ``needs_samples`` where it is open
 - ``goodput``, ``cached_tokens``, ``tokens_per_chunk``, ``tokens_from``, ``kinds``
 - ``missing``, ``warnings``: sentences
+- ``quality``: what the quality gate said (measure/quality.py), None: none was run
 - ``samples``: of the server and its machine while it ran (samples.py), where they were taken
 - ``client``: its own cost; ``server``: what it told of itself; ``provenance``: how to do it again
 """
