@@ -220,15 +220,10 @@ def _job(args: argparse.Namespace, at: "At") -> "Job":
     return bench_serve.job_of(_namespace(args, **changed))
 
 
-def _frontier(args: argparse.Namespace, axis: "Axis", most: object) -> "tuple[Axis, Frontier]":
-    from dataclasses import replace
-
+def _lengths(axis: "Axis", osl: int, most: object) -> tuple[float, ...]:
+    """The axis's values, to the end that the server's ``max_model_len`` allows. Raises UsageError beyond it."""
     from longread.measure.sweep.axis import doubling
-    from longread.measure.sweep.frontier import source
-    from longread.measure.sweep.run import Frontier
-    from longread.measure.workloads.counting import counter
 
-    osl = _answer(args)
     values = axis.values or ()
     room = most - osl if isinstance(most, int) and not isinstance(most, bool) else None
     if axis.to_max:
@@ -244,6 +239,18 @@ def _frontier(args: argparse.Namespace, axis: "Axis", most: object) -> "tuple[Ax
             f"--sweep context: {values[-1]:,.0f} tokens and an answer of {osl} are more than the server's "
             f"max_model_len {most:,}; end at {room:,} or take context=…:max"
         )
+    return values
+
+
+def _frontier(args: argparse.Namespace, axis: "Axis", most: object) -> "tuple[Axis, Frontier]":
+    from dataclasses import replace
+
+    from longread.measure.sweep.frontier import source
+    from longread.measure.sweep.run import Frontier
+    from longread.measure.workloads.counting import counter
+
+    osl = _answer(args)
+    values = _lengths(axis, osl, most)
     if args.backend == "openai-chat":
         raise UsageError("a context sweep sends token ids, so that each prompt begins the next: --backend openai")
     cold = _cold(args, values)

@@ -153,7 +153,7 @@ def test_a_backlog_that_grows_is_not_met_however_loose_the_limit() -> None:
 def test_neighbours_in_one_queue_count_less() -> None:
     lumps = [Seen(i % 100 < 91, 1.0) for i in range(1000)]
     mixed = [Seen(i * 37 % 100 < 91, 1.0) for i in range(1000)]
-    queue = [Seen(i * 37 % 100 < 91, 1.0 + i % 100 / 100) for i in range(1000)]
+    queue = [Seen(True, 0.1 + i % 100 / 1000) for i in range(1000)]  # all are good, the worst in lumps
     one, other = judge([lumps], 0.8, 1.96), judge([mixed], 0.8, 1.96)
     assert (one.judged, other.judged) == (800, 800)
     assert one.effective * 5 < other.effective

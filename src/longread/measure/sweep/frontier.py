@@ -32,8 +32,10 @@ DEFINITIONS: Final = {
     "tpot_ms": "measured: (E2E - TTFT) / (output tokens - 1) of this point's answers, alone on the server, median",
     "cold_ttft_ms": "derived, not measured: of a prompt of context_tokens with nothing cached. high: the sum of "
     "newest_ttft_ms up to here, which counts a request's overhead once a point; low: the same with warm_ttft_ms taken "
-    "off each point but this one, which takes off a little work as well. measured: by a document of its own "
-    "(--cold-at), where wanted",
+    "off each point but this one, which takes off a little work as well. The span is of that overhead only: an "
+    "interval shorter than a step's token budget fills its step less than a cold prompt would, which makes both ends "
+    "too high. "
+    "measured: by a document of its own (--cold-at), where wanted: how far the derived ones can be trusted",
 }
 
 

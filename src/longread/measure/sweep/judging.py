@@ -4,15 +4,15 @@ Pure arithmetic; knows nothing of servers. "Meets" means that at least a wanted 
 
 - The first fifth of each round is left out: the server starts empty, and is better then than it stays.
 - The share has a Wilson interval over the number of *independent* requests: neighbours wait in the same queue, so n
-  requests count as n / t, t the integrated autocorrelation time of the latencies, or of "met" where that is longer (the
-  latencies show how long the queue remembers even where every request is good). Source: A. Sokal, Monte Carlo Methods
-  in Statistical Mechanics (1997), 3, with his window of five times t.
-- A load is met only if the latency does not grow from the beginning of the last round to its end (a line through eight
+  requests count as n / t, t the integrated autocorrelation time of "met", or of "among the worst requests" (as many as
+  may miss) where that is longer: it shows how bad requests come in lumps also where none is bad yet. Source: A. Sokal,
+  Monte Carlo Methods in Statistical Mechanics (1997), 3, with his window of five times t.
+- A load is met only if what decides does not grow from the beginning of the last round to its end (a line through eight
   batch means, Student's t, one-sided 97.5 %): a backlog that grows makes every share too good.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean
 
@@ -30,10 +30,12 @@ EQUAL = 1e-9  # of the spread: rounding
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One request: whether it met the SLOs (None: not known), and its latency in seconds (None: no answer)."""
+    """One request: whether it met the SLOs (None: not known), and the largest of its latencies as a share of what is
+    allowed (None: no answer, or not known).
+    """
 
     met: bool | None
-    latency: float | None
+    severity: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +63,16 @@ def needed(share: float, z: float) -> int:
     return math.ceil(z * z * share / (1 - share)) + 1
 
 
-def seen(outcomes: Sequence[Outcome], slos: dict[str, float]) -> list[Seen]:
+def seen(outcomes: Sequence[Outcome], slos: Mapping[str, float]) -> list[Seen]:
     """In the order of sending; what the client cancelled is left out."""
     rows = sorted((each for each in outcomes if each.status != "cancelled"), key=lambda each: each.sent)
-    return [Seen(met(each, slos), each.e2el) for each in rows]
+    return [Seen(met(each, slos), _severity(each, slos)) for each in rows]
+
+
+def _severity(outcome: Outcome, slos: Mapping[str, float]) -> float | None:
+    values = [(getattr(outcome, name), most) for name, most in slos.items()]
+    known = [value * 1000 / most for value, most in values if value is not None]
+    return max(known) if known and outcome.status == "ok" else None
 
 
 def judge(rounds: Sequence[Sequence[Seen]], share: float, z: float) -> Verdict:
@@ -75,12 +83,11 @@ def judge(rounds: Sequence[Sequence[Seen]], share: float, z: float) -> Verdict:
     unknown = sum(one.met is None for each in settled for one in each)
     if unknown:
         return Verdict("undecided", good, judged, 0, (0.0, 1.0), False, f"of {unknown} requests it cannot be said")
-    waits = [[one.latency for one in each if one.latency is not None] for each in settled]
-    memory = max(_memory(waits), _memory(flags))
+    memory = max(_memory(_worst(settled, share)), _memory(flags))
     effective = max(int(judged / memory), 1) if judged else 0
     part = round(good / judged * effective) if judged else 0
     low, high = wilson(part, effective, z)
-    growing = bool(settled) and _growing(waits[-1])
+    growing = bool(settled) and _growing([one.severity for one in settled[-1] if one.severity is not None])
     if high < share:
         return Verdict("missed", good, judged, effective, (low, high), growing, "the share is below what is wanted")
     if low < share:
@@ -88,6 +95,13 @@ def judge(rounds: Sequence[Sequence[Seen]], share: float, z: float) -> Verdict:
     if growing:
         return Verdict("undecided", good, judged, effective, (low, high), True, "latency was still growing at the end")
     return Verdict("met", good, judged, effective, (low, high), False, "the share is above what is wanted")
+
+
+def _worst(rounds: Sequence[Sequence[Seen]], share: float) -> list[list[bool]]:
+    """Which requests are among the worst ones, of which there are as many as may miss."""
+    order = sorted(math.inf if one.severity is None else one.severity for each in rounds for one in each)
+    edge = order[min(int(len(order) * share), len(order) - 1)] if order else math.inf
+    return [[one.severity is None or one.severity >= edge for one in each] for each in rounds]
 
 
 def _memory(rounds: Sequence[Sequence[float]]) -> float:

@@ -295,7 +295,7 @@ class Sweep:
             self._time(seconds, f"a probe of {name} {value:g}")
             file = f"{name}-{self._task.axis.label(value)}-round{len(rounds) + 1}"
             done = self._one(self._task.job(self._at(name, value, count, file)))
-            rounds.append(seen(done.summary.run.outcomes, dict(goal.slos)))
+            rounds.append(seen(done.summary.run.outcomes, goal.slos))
             verdict = judge(rounds, goal.share, goal.z)
             if verdict.said != "undecided" or done.interrupted:
                 break

@@ -97,7 +97,7 @@ def _frontier(out: Console, points: Sequence[Mapping[str, Any]]) -> None:
                 _figure(step["warm_ttft_ms"]),
                 _figure(step["tpot_ms"]),
                 span,
-                _figure(cold["measured"]) if cold["measured"] is not None else "",
+                _measured(cold),
             ]
         )
         if step["note"]:
@@ -105,11 +105,21 @@ def _frontier(out: Console, points: Sequence[Mapping[str, Any]]) -> None:
     print_records(out, names, rows)
     out.print(
         "TTFT newest: only the newest interval is prefilled, the tokens before it come from the prefix cache. TTFT "
-        "cold is derived from sums of it, not measured.",
+        "cold is derived from sums of it, not measured: --cold-at LENGTHS measures it and shows how far off it is.",
         soft_wrap=True,
     )
     for note in notes:
         out.print(escape(note), soft_wrap=True)
+
+
+def _measured(cold: Mapping[str, Any]) -> str:
+    """With how far the middle of the derived span is from it."""
+    if cold["measured"] is None:
+        return ""
+    if cold["low"] is None or cold["high"] is None:
+        return _figure(cold["measured"])
+    off = (cold["low"] + cold["high"]) / 2 / cold["measured"] - 1
+    return f"{_figure(cold['measured'])} (derived {off:+.0%})"
 
 
 def _figure(value: float | None) -> str:
