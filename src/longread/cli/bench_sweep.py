@@ -37,7 +37,7 @@ SETTINGS = (
     *("backend", "endpoint", "model", "extra_body", "temperature", "ignore_eos", "dataset_name", "num_prompts", "isl"),
     *("osl", "random_input_len", "random_output_len", "random_range_ratio", "random_prefix_len", "dataset_option"),
     *("seed", "burstiness", "max_concurrency", "request_timeout", "duration", "goodput", "percentile_metrics"),
-    *("metric_percentiles", "max_goodput", "goodput_share", "waves", "min_seconds", "warm_repeats"),
+    *("metric_percentiles", "max_goodput", "goodput_share", "waves", "min_seconds", "warm_repeats", "num_warmups"),
 )
 
 
@@ -259,7 +259,7 @@ def _frontier(args: argparse.Namespace, axis: "Axis", most: object) -> "tuple[Ax
     vocabulary, language = options.pop("vocab_size", None), options.pop("language", "en")
     if options:
         raise UsageError(f"--dataset-option {next(iter(options))}: a context sweep takes vocab_size and language")
-    ids = None if vocabulary is None else count(vocabulary)
+    ids = None if vocabulary is None else _count("--dataset-option vocab_size", str(vocabulary))
 
     def made(length: int, seed: int) -> Any:
         return source(args.dataset_name, seed, length, count_tokens, ids, language)
@@ -282,21 +282,24 @@ def _frontier(args: argparse.Namespace, axis: "Axis", most: object) -> "tuple[Ax
     )
 
 
-def _answer(args: argparse.Namespace) -> int:
-    text = args.osl or args.random_output_len or "16"
+def _count(name: str, text: str) -> int:
     try:
         return count(text)
-    except argparse.ArgumentTypeError:
-        raise UsageError(f"--osl {text[:60]}: a context sweep takes one number of answer tokens") from None
+    except argparse.ArgumentTypeError as error:
+        raise UsageError(f"{name} {text[:60]}: {error}") from None
+
+
+def _answer(args: argparse.Namespace) -> int:
+    for name in ("isl", "num_prompts", "random_input_len", "random_range_ratio", "random_prefix_len", "dataset_path"):
+        if getattr(args, name) is not None:
+            raise UsageError(f"--{name.replace('_', '-')}: a context sweep says its prompts itself, by its lengths")
+    return _count("--osl", args.osl or args.random_output_len or "16")
 
 
 def _cold(args: argparse.Namespace, values: tuple[float, ...]) -> tuple[int, ...]:
     if args.cold_at is None:
         return ()
-    try:
-        lengths = tuple(count(word.strip()) for word in args.cold_at.split(","))
-    except argparse.ArgumentTypeError as error:
-        raise UsageError(f"--cold-at: {error}") from None
+    lengths = tuple(_count("--cold-at", word.strip()) for word in args.cold_at.split(","))
     for length in lengths:
         if length not in values:
             listed = ", ".join(f"{value:g}" for value in values)

@@ -351,6 +351,19 @@ def test_sweeps_over_http(tmp_path: Path, capsys: pytest.CaptureFixture) -> None
         assert "nothing was reused" in capsys.readouterr().out
         assert sweep(server.url, tmp_path / "d.json", "--sweep", "context=1K:8K") == 2
         assert "end at 4,996" in capsys.readouterr().err
+        for more, said_ in (
+            (["--isl", "32"], "--isl: a context sweep says its prompts itself"),
+            (["--num-prompts", "3"], "--num-prompts: a context sweep"),
+            (["--osl", "uniform:1:2"], "--osl uniform:1:2"),
+            (["--cold-at", "3K"], "it is no point of the sweep"),
+            (["--cold-at", "x"], "--cold-at x"),
+            (["--dataset-option", "prefix_len=3"], "takes vocab_size and language"),
+            (["--dataset-name", "chat"], "cuts one document"),
+            (["--backend", "openai-chat"], "--backend openai"),
+        ):
+            assert sweep(server.url, tmp_path / "e.json", "--sweep", "context=1K:4K", *more) == 2
+            assert said_ in capsys.readouterr().err
+        assert not (tmp_path / "e.json").exists()
     assert (tmp_path / "s.points" / "concurrency-8.requests.jsonl").read_text().count("\n") == 8
     assert json.loads((tmp_path / "s.points" / "concurrency-8.json").read_text())["max_concurrency"] == 8
 
