@@ -130,7 +130,7 @@ def chart(
 
 def _guide(words: str, x: float, row: int, bottom: int) -> str:
     """An upright line, its words on the side that has room."""
-    side, place = ("end", x - 4) if x > WIDTH / 2 else ("start", x + 4)
+    side, place = ("end", x - 4) if x > 0.7 * WIDTH else ("start", x + 4)
     return (
         f'<line class="limit" x1="{_n(x)}" y1="{_TOP}" x2="{_n(x)}" y2="{bottom}"/>'
         f'<text class="tick" x="{_n(place)}" y="{_TOP + 14 + 14 * row}" text-anchor="{side}">{escape(words)}</text>'

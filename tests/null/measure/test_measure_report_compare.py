@@ -5,51 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_results import Made, gate, write
+from made_results import AIPERF, VLLM, Made, gate, write
 
 from longread.cli.main import main
 from longread.measure.report import ratios
 from longread.measure.report.compare import Comparison, Wanted, compare
 from longread.measure.report.files import read_all, read_runs
 from longread.spec.errors import ConfigError
-
-VLLM: dict[str, Any] = {
-    "date": "20260901-100000",
-    "backend": "openai-chat",
-    "model_id": "DeepSeek-V4-Flash",
-    "num_prompts": 60,
-    "request_rate": "inf",
-    "max_concurrency": 4,
-    "duration": 30.0,
-    "completed": 60,
-    "failed": 0,
-    "total_input_tokens": 60 * 4096,
-    "total_output_tokens": 1200,
-    "request_throughput": 2.0,
-    "request_goodput": None,
-    "output_throughput": 40.0,
-    "mean_ttft_ms": 900.0,
-    "median_ttft_ms": 700.0,
-    "std_ttft_ms": 500.0,
-    "p99_ttft_ms": 3000.0,
-    "mean_tpot_ms": 30.0,
-    "median_tpot_ms": 30.0,
-    "std_tpot_ms": 3.0,
-    "p99_tpot_ms": 37.0,
-    "mean_itl_ms": 30.0,
-    "mean_e2el_ms": 1600.0,
-    "std_e2el_ms": 600.0,
-}
-AIPERF: dict[str, Any] = {
-    "time_to_first_token": {"unit": "ms", "avg": 880.0, "p50": 690.0, "p99": 2900.0, "std": 480.0, "count": 60},
-    "inter_token_latency": {"unit": "ms", "avg": 29.0, "p99": 36.0, "std": 3.0},
-    "request_latency": {"unit": "s", "avg": 1.55, "p99": 4.0, "std": 0.6},
-    "request_count": {"unit": "requests", "avg": 60.0},
-    "request_throughput": {"unit": "requests/sec", "avg": 2.0},
-    "output_token_throughput": {"unit": "tokens/sec", "avg": 39.0},
-    "input_config": {"endpoint": {"model_names": ["DeepSeek-V4-Flash"]}, "loadgen": {"concurrency": 4}},
-    "start_time": "2026-09-01T10:00:00",
-}
 
 
 def pair(folder: Path, a: Made, b: Made, wanted: Wanted | None = None) -> Comparison:

@@ -14,6 +14,7 @@ from longread.plan.figures import length, seconds
 
 AXES = {"concurrency": "requests at once", "rate": "requests/s asked for", "context": "tokens of context"}
 RED = "failed the quality gate"
+TAIL = ", p99"  # dashed lines, which the legend leaves out
 _LINES = 6  # series in a plot; more cannot be told apart
 _GREY = 6
 _LEAST_LINE = 2
@@ -60,7 +61,7 @@ def latency(name: str, drawn: Sequence[Curve], axis: str) -> Picture | None:
         told = _latency_series(curve, name, _GREY if curve.red else style)
         series += told
         values += _latency_values(curve, name)
-        guides += curve.guides
+        guides += [] if curve.red else [(_of(curve, drawn, words), at) for words, at in curve.guides]
     if not any(one.points for one in series):
         return None
     title = LATENCIES[name].title
@@ -68,6 +69,11 @@ def latency(name: str, drawn: Sequence[Curve], axis: str) -> Picture | None:
     return _picture(
         f"{name}-{axis}", f"{title} against {AXES[axis]}", caption, axis, series, values, _time, title, guides
     )
+
+
+def _of(curve: Curve, drawn: Sequence[Curve], words: str) -> str:
+    """A guide's words, with the curve's name where there are several."""
+    return words if sum(bool(each.guides) for each in drawn) < 2 else f"{curve.label}: {words}"
 
 
 def _time(value: float) -> str:
@@ -91,7 +97,7 @@ def _latency_series(curve: Curve, name: str, style: int) -> list[Series]:
     words = f"{curve.label}{f', {RED}' if curve.red else ''}"
     wide = tuple(band) if len(band) > 1 else ()
     one = Series(words, tuple(means), style, wide, labels=tuple(labels), whiskers=() if wide else tuple(band))
-    return [one, Series(f"{words}, p99", tuple(tails), style, dashed=True, marks=False)]
+    return [one, Series(f"{words}{TAIL}", tuple(tails), style, dashed=True, marks=False)]
 
 
 def _latency_values(curve: Curve, name: str) -> list[str]:
@@ -124,7 +130,7 @@ def throughput(drawn: Sequence[Curve], axis: str) -> Picture | None:
             more = "" if good is None else f", goodput {plain(good)} requests/s"
             told = "missing" if y is None else f"{plain(y)} tokens/s"
             values.append(f"{curve.label}, {AXES[axis]} {plain(x)}: {told}{more}")
-        guides += curve.guides
+        guides += [] if curve.red else [(_of(curve, drawn, words), at) for words, at in curve.guides]
     if not any(one.points for one in series):
         return None
     caption = "Output tokens per second of all requests together."
@@ -159,9 +165,9 @@ def _picture(
         Axis(AXES[axis], x_low, x_high, shown, ticks=_thinned(ticks, x_low, x_high)),
         Axis(label, y_low, y_high, show),
         [one for one in series if one.points],
-        [(words, x) for words, x in guides if x_low <= x <= x_high],
+        sorted(((words, x) for words, x in guides if x_low <= x <= x_high), key=lambda guide: -guide[1]),
     )
-    legend = tuple((one.style, one.name) for one in series if one.points)
+    legend = tuple((one.style, one.name) for one in series if one.points and not one.name.endswith(TAIL))
     return Picture(svg, caption, legend, tuple(values))
 
 

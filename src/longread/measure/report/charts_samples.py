@@ -49,15 +49,16 @@ def pictures(run: Run, key: str) -> list[tuple[str, Picture]]:
     cards = [mapping(each) for each in items(block.get("gpus"))][:_GPUS]
     memory += _of_cards(cards, times, "memory", 1)
     if memory:
-        found.append(("Memory over time", _plot(run, f"memory-{key}", "Memory", "memory in use", memory, gib)))
-    for name, title, unit, show in (
-        ("temperature", "GPU temperature", "°C", plain),
-        ("power", "GPU power", "W", plain),
-        ("sm clock", "GPU SM clock", "MHz", plain),
+        found.append(("Memory over time", _plot(run, f"memory-{key}", "Memory", "memory in use", memory, _bytes)))
+    for name, title, unit, zero in (
+        ("temperature", "GPU temperature", "°C", False),
+        ("power", "GPU power", "W", True),
+        ("sm clock", "GPU SM clock", "MHz", False),
     ):
         lines = _of_cards(cards, times, name, 0)
         if lines:
-            found.append((title, _plot(run, f"{name.replace(' ', '-')}-{key}", title, unit, lines, show)))
+            key_ = f"{name.replace(' ', '-')}-{key}"
+            found.append((title, _plot(run, key_, title, unit, lines, plain, from_zero=zero)))
     return found
 
 
@@ -105,6 +106,10 @@ def _of_cards(
     return found
 
 
+def _bytes(value: float) -> str:
+    return gib(value).replace(".0 ", " ") if value else "0"
+
+
 def _share(value: float) -> str:
     return f"{value * 100:.0f} %"
 
@@ -117,6 +122,7 @@ def _plot(
     series: Sequence[Series],
     show: Callable[[float], str],
     top: float | None = None,
+    from_zero: bool = True,
 ) -> Picture:
     xs = [x for one in series for x, _ in one.points]
     ys = [y for one in series for _, y in one.points]
@@ -127,12 +133,14 @@ def _plot(
         for one in series
     )
     low = min(min(ys), 0.0)
+    if not from_zero and high > low:
+        low = max(min(ys) - 0.3 * (max(ys) - min(ys)) - 0.02 * max(ys), low)
     svg = chart(
         name,
         f"{title} of {run.label}",
         "; ".join(values),
         Axis("seconds since the run's start", min(xs), max(max(xs), min(xs) + 1e-3), plain, log=False),
-        Axis(label, low, max(high, low + 1e-9), show, log=False, ticks=_nice(high) if show is gib else ()),
+        Axis(label, low, max(high, low + 1e-9), show, log=False, ticks=_nice(high) if show is _bytes else ()),
         series,
     )
     legend = tuple((one.style % 8, one.name) for one in series)

@@ -3,6 +3,8 @@
 Knows runs. A grave difference is one that makes the ratio say something else than it seems to; the rest is told.
 """
 
+import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -82,8 +84,14 @@ def _between(left: object, right: object, where: str = "") -> list[str]:
 def _value(value: object) -> str:
     if value is None:
         return "not told"
+    if value == "inf":
+        return "unlimited"
+    if isinstance(value, float) and not math.isfinite(value):
+        return "no finite number"
     number = amount(value)
-    return plain(number) if number is not None else words(str(value), 80) or "empty"
+    if number is not None:
+        return plain(number)
+    return words(value if isinstance(value, str) else json.dumps(value), 80) or "empty"
 
 
 def _quality(a: Run, b: Run) -> list[Difference]:

@@ -13,6 +13,7 @@ import orjson
 from longread.measure.report import longread_result, other_tools
 from longread.measure.report.numbers import amount, items, mapping, real, words
 from longread.measure.report.run import Gate, Point, Request, Run, Sweep
+from longread.plan.figures import length
 from longread.plan.given_file import read_given
 from longread.spec.errors import ConfigError
 
@@ -178,13 +179,19 @@ def _sweep(path: Path, document: Mapping[str, object]) -> Sweep:
         value, result = amount(point.get("value")), mapping(point.get("result"))
         if value is None or kind_of(result) != "run":
             raise ConfigError(f"{path}: point {number} has no value or no result")
-        run = run_of(result, f"{path.stem} {axis} {value:g}", path)
+        run = run_of(result, _label(path.stem, str(axis), value), path)
         points.append(Point(value, run, _frontier(mapping(point.get("frontier")))))
     if not points:
         raise ConfigError(f"{path}: a sweep without points")
     points.sort(key=lambda point: point.value)
     guides, said = _found(document, str(axis))
     return Sweep(path.stem, str(axis), tuple(points), guides, said, document.get("partial") is True)
+
+
+def _label(stem: str, axis: str, value: float) -> str:
+    """ "base, concurrency 8"; a file that has the axis in its name needs it once."""
+    shown = length(round(value)) if axis == "context" else f"{value:g}"
+    return f"{stem} {shown}" if axis in stem else f"{stem}, {axis} {shown}"
 
 
 def _frontier(told: Mapping[str, object]) -> dict[str, float]:

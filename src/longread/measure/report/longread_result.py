@@ -18,7 +18,7 @@ def run_of(
     provenance = mapping(own.get("provenance"))
     told = mapping(own.get("requests"))
     ends = {name: whole(told.get(name)) or 0 for name in ENDS}
-    figures = {name: _figure(mapping(each)) for name, each in mapping(own.get("metrics")).items()}
+    figures = {name: figure_of(mapping(each)) for name, each in mapping(own.get("metrics")).items()}
     figures |= derived(requests or [])
     return Run(
         label=label,
@@ -45,7 +45,8 @@ def texts(value: object) -> tuple[str, ...]:
     return tuple(text for text in (words(each, 400) for each in items(value)) if text is not None)
 
 
-def _figure(told: Mapping[str, object]) -> Figure:
+def figure_of(told: Mapping[str, object]) -> Figure:
+    """One metric of the block, or of a kind's."""
     percentiles: dict[float, float | None] = {}
     bounds: dict[float, tuple[float | None, float | None]] = {}
     needs: dict[float, int] = {}

@@ -19,7 +19,7 @@ from longread.plan.html import document, figure
 from longread.spec.errors import ConfigError
 
 ALONE = 4  # runs whose requests are drawn; those of more are in their own reports
-LATENCIES = ("ttft", "ttfc", "tpot", "tpot_chunk")
+LATENCIES = (("ttft", "ttfc"), ("tpot", "tpot_chunk"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def _load(found: Material, drawn: _Drawn) -> str:
     plots = []
     for axis in ("concurrency", "rate"):
         along = [curve for curve in curves if curve.axis == axis]
-        plots += [_latency(along, axis, name, drawn) for name in LATENCIES if along]
+        plots += [_latency(along, axis, name, drawn) for name in _wanted(along)]
         if along:
             picture = charts_load.throughput(along, axis)
             plots.append(drawn.add(f"throughput-{axis}", "Throughput against load", picture))
@@ -99,6 +99,16 @@ def _load(found: Material, drawn: _Drawn) -> str:
     if not any(plots):
         return said
     return f'<div class="figures" id="load">{"".join(plots)}</div>{said}'
+
+
+def _wanted(curves: Sequence[Curve]) -> list[str]:
+    """TTFT and TPOT; what vLLM calls so beside them where a curve has only that."""
+    runs = [point.run for curve in curves for point in curve.points]
+    found = []
+    for name, other in LATENCIES:
+        found += [name] if any(name in run.figures for run in runs) else []
+        found += [other] if any(other in run.figures and name not in run.figures for run in runs) else []
+    return found
 
 
 def _latency(curves: Sequence[Curve], axis: str, name: str, drawn: _Drawn) -> str:
@@ -132,11 +142,9 @@ def _of_run(run: Run, number: int, drawn: _Drawn, several: bool) -> str:
     ]
     for title, picture in charts_samples.pictures(run, key):
         plots.append(drawn.add(f"{title.lower().replace(' ', '-')}-{key}", title, picture))
-    if not any(plots):
-        return ""
     red = ' <span class="badge bad">failed the quality gate: its speed counts for nothing</span>' if run.red else ""
     head = f'<h2 id="{key}" class="word">{escape(run.label)}{red}</h2>' if several or red else ""
-    return f'{head}<div class="figures">{"".join(plots)}</div>'
+    return f'{head}{sections.latencies(run, several)}<div class="figures">{"".join(plots)}</div>'
 
 
 def _more(runs: Sequence[Run]) -> str:
@@ -155,5 +163,5 @@ def _plans(found: Material, drawn: _Drawn) -> str:
             for slug, quantity in (("ttft", "TTFT"), ("tpot", "TPOT"), ("rate", "output tokens/s"))
             if (picture := plan_against.picture(lines, quantity, f"{slug}{number}")) is not None
         ]
-        parts.append(sections.plan(name, plan_against.chosen(plan), lines, said, "".join(plots)))
+        parts.append(sections.plan(name, plan_against.planned(plan), lines, said, "".join(plots)))
     return "".join(parts)

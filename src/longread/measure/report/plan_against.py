@@ -7,7 +7,7 @@ not compared, and the reason is told.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from longread.measure.report.numbers import amount, items, mapping, percent, plain, words
+from longread.measure.report.numbers import amount, items, mapping, plain, words
 from longread.measure.report.run import Run
 from longread.plan.drawing import Bar, Picture, bars
 from longread.plan.figures import seconds
@@ -24,6 +24,7 @@ class Line:
     run: Run
     quantity: str
     which: str
+    engine: str
     floor: float | None
     low: float
     plan: float
@@ -44,7 +45,13 @@ def lines(name: str, plan: Mapping[str, object], runs: Sequence[Run]) -> tuple[l
         return [], [f"{name}: holds no plan that fits, so nothing is compared with it"]
     load = mapping(plan.get("workload"))
     for run in runs:
-        candidate = next((each for each in feasible if _engine(each) == run.part("server", "engine")), feasible[0])
+        engine = run.part("server", "engine")
+        candidate = next((each for each in feasible if _engine(each) == engine), feasible[0])
+        if _engine(candidate) != engine:
+            told = f"{run.label} ran on {words(engine) or 'an unknown engine'}, for which {name} has no plan: "
+            said.append(
+                f"{told}it is compared with the best one, of {words(_engine(candidate)) or 'an unknown engine'}"
+            )
         why = _other_load(run, load)
         if why is not None:
             said.append(f"{run.label} is not compared with {name}: {why}")
@@ -53,18 +60,16 @@ def lines(name: str, plan: Mapping[str, object], runs: Sequence[Run]) -> tuple[l
     return found, said
 
 
-def chosen(plan: Mapping[str, object]) -> str:
-    """The plan's first candidate in words."""
-    first = mapping(next(iter(items(plan.get("feasible"))), None))
-    deployment = mapping(first.get("deployment"))
-    strategy = mapping(deployment.get("strategy"))
-    parts = (
-        plan.get("model"),
-        mapping(plan.get("hardware")).get("label"),
-        deployment.get("engine"),
-        strategy.get("label"),
-    )
-    return ", ".join(text for text in map(words, parts) if text)
+def planned(plan: Mapping[str, object]) -> str:
+    """What was planned, in words."""
+    parts = (plan.get("model"), mapping(plan.get("hardware")).get("label"))
+    return " on ".join(text for text in map(words, parts) if text)
+
+
+def _of(candidate: Mapping[str, object]) -> str:
+    deployment = mapping(candidate.get("deployment"))
+    parts = (deployment.get("engine"), mapping(deployment.get("strategy")).get("label"))
+    return " ".join(text for text in map(words, parts) if text) or "unnamed"
 
 
 def _engine(candidate: Mapping[str, object]) -> object:
@@ -102,7 +107,19 @@ def _lines(run: Run, candidate: Mapping[str, object], load: Mapping[str, object]
         ends = [amount(x) for x in items(estimate.get("interval"))]
         if value is not None and len(ends) == 3 and None not in ends:
             low, centre, high = (x or 0.0 for x in ends)
-            found.append(Line(run, quantity, which, amount(estimate.get("floor")), low, centre, high, value / factor))
+            found.append(
+                Line(
+                    run,
+                    quantity,
+                    which,
+                    _of(candidate),
+                    amount(estimate.get("floor")),
+                    low,
+                    centre,
+                    high,
+                    value / factor,
+                )
+            )
     return found
 
 
@@ -110,9 +127,9 @@ def show(line: Line, value: float) -> str:
     return f"{plain(value)} tokens/s" if "tokens" in line.quantity else seconds(value)
 
 
-def times(found: Sequence[Line]) -> str:
-    """Measured over plan, in words."""
-    return ", ".join(f"{each.quantity} {percent(each.measured / each.plan)} of the plan" for each in found if each.plan)
+def bound(line: Line) -> str:
+    """A time has a floor, a rate a ceiling."""
+    return "ceiling" if "tokens" in line.quantity else "floor"
 
 
 def picture(found: Sequence[Line], quantity: str, key: str) -> Picture | None:
@@ -121,14 +138,21 @@ def picture(found: Sequence[Line], quantity: str, key: str) -> Picture | None:
     if not chosen:
         return None
     rows, values = [], []
-    whole = max(max(each.high, each.measured) for each in chosen) or 1.0
+    whole = max(max(each.plan, each.measured, each.floor or 0.0) for each in chosen) or 1.0
     for case in dict.fromkeys(each.which for each in chosen):
         same = [each for each in chosen if each.which == case]
         first = same[0]
         if first.floor:
-            rows.append(Bar(f"floor: {show(first, first.floor)}", (("floor", first.floor, _STYLES["floor"]),)))
+            rows.append(
+                Bar(f"{bound(first)}: {show(first, first.floor)}", ((bound(first), first.floor, _STYLES["floor"]),))
+            )
         span = f"{show(first, first.low)} to {show(first, first.high)}"
-        rows.append(Bar(f"plan, {case}: {show(first, first.plan)} ({span})", (("plan", first.plan, _STYLES["plan"]),)))
+        rows.append(
+            Bar(
+                f"plan, {case}, {first.engine}: {show(first, first.plan)} ({span})",
+                (("plan", first.plan, _STYLES["plan"]),),
+            )
+        )
         for each in same:
             style = _STYLES["red" if each.run.red else "measured"]
             red = ", failed the quality gate" if each.run.red else ""
@@ -141,7 +165,7 @@ def picture(found: Sequence[Line], quantity: str, key: str) -> Picture | None:
     svg = bars(
         f"plan-{key}", f"{quantity}: plan, measured and floor", "; ".join(values), rows, whole, lambda v: show(unit, v)
     )
-    legend = ((7, "floor: all cards at their peak"), (5, "plan"), (0, "measured"))
+    legend = ((7, f"{bound(unit)}: all cards at their peak"), (5, "plan"), (0, "measured"))
     return Picture(
         svg, f"{quantity}: what physics allows, what the plan said, what was measured.", legend, tuple(values)
     )

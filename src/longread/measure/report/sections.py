@@ -8,6 +8,7 @@ from longread.measure.report.compare import Comparison
 from longread.measure.report.compare_table import cells, said
 from longread.measure.report.definitions import LATENCIES, TOOLS, TRAPS, sheet
 from longread.measure.report.files import Material
+from longread.measure.report.longread_result import figure_of
 from longread.measure.report.numbers import amount, figure, items, mapping, percent, plain, span, words
 from longread.measure.report.plan_against import Line
 from longread.measure.report.run import Figure, Gate, Run, Sweep
@@ -41,18 +42,21 @@ def head(found: Material) -> str:
 
 def _loads(runs: Sequence[Run]) -> list[str]:
     """Each workload once, in words."""
-    found = []
+    contexts: dict[str, list[float]] = {}
     for run in runs:
         name = words(run.part("provenance", "workload", "name"))
         seed = run.part("provenance", "workload", "seed")
-        parts = [f"{TOOLS[run.tool]}"]
+        told = TOOLS[run.tool]
         if name:
-            parts.append(f"workload {name}" + (f", seed {seed}" if isinstance(seed, int) else ""))
+            told += f", workload {name}" + (f", seed {seed}" if isinstance(seed, int) else "")
         context = run.load.get("context")
-        if context is not None:
-            parts.append(f"{plain(context)} prompt tokens on average")
-        found.append(", ".join(parts))
-    return list(dict.fromkeys(found))[:4]
+        contexts.setdefault(told, []).extend([] if context is None else [context])
+    found = []
+    for told, lengths in contexts.items():
+        ends = [plain(value) for value in (min(lengths), max(lengths))] if lengths else []
+        size = "" if not ends else f", {ends[0] if ends[0] == ends[1] else ' to '.join(ends)} prompt tokens on average"
+        found.append(told + size)
+    return found[:4]
 
 
 def _badges(found: Material) -> list[str]:
@@ -121,57 +125,112 @@ def _paced(run: Run) -> str:
 def _interval(told: Figure) -> str:
     if told.interval is None or None in told.interval:
         return "no interval"
-    return f"95 % {span(*told.interval)} ms"
+    return f"95 %: {span(*told.interval)} ms"
 
 
 def _open(told: Figure, percent_: float) -> str:
     """A percentile with too few samples to bound it says how many it needs."""
     needs = told.needs.get(percent_)
-    return "" if needs is None else f" (not bounded: needs {needs:,} requests)"
+    return "" if needs is None else f", bounded from {needs:,} requests on"
 
 
 def runs(loose: Sequence[Run], sweeps: Sequence[Sweep]) -> str:
     """A row a run, with its gate."""
     everything = [*loose, *(point.run for sweep in sweeps for point in sweep.points)]
-    if not everything:
-        return ""
-    rows = []
-    for run in everything:
-        first = run.figures.get("ttft") or run.figures.get("ttfc")
-        each = run.figures.get("tpot") or run.figures.get("tpot_chunk")
-        rows.append(
-            (
-                f'<span class="word">{escape(run.label)}</span>',
-                badge(run.gate),
-                escape(_paced(run)),
-                escape(f"{run.answered:,}" + (f" (+{run.bad:,} not)" if run.bad else "")),
-                _latency(first, run),
-                _tail(first, run),
-                _latency(each, run),
-                _tail(each, run),
-                struck(figure(run.rates.get("output_throughput")), run),
-                struck(_good(run), run),
-                escape(TOOLS[run.tool]),
-            )
-        )
-    names = ("run", "quality", "load", "answered", "TTFT mean", "p99", "TPOT mean", "p99", "tokens/s", "goodput", "by")
+    if not everything or (len(loose) == 1 and not sweeps):
+        return ""  # one run's figures stand at the top
+    tools = {run.tool for run in everything}
+    slos = any(run.rates.get("request_goodput") is not None for run in everything)
+    rows = [_row(run, len(tools) > 1, slos) for run in everything]
+    names = [
+        "run and its gate",
+        "load",
+        "answered",
+        "TTFT mean, ms",
+        "TTFT p99",
+        "TPOT mean, ms",
+        "TPOT p99",
+        "tokens/s",
+    ]
+    names += (["within SLOs"] if slos else []) + (["measured by"] if len(tools) > 1 else [])
+    needs = {
+        each.needs[99.0]
+        for run in everything
+        for each in (_first(run, "ttft", "ttfc"), _first(run, "tpot", "tpot_chunk"))
+        if each is not None and 99.0 in each.needs
+    }
+    star = f" * p99 of too few requests to bound it: {max(needs):,} would do." if needs else ""
+    more = " TTFT and TPOT are what the row's tool means by them." if len(tools) > 1 else ""
     caption = (
-        f"{len(everything)} runs. Behind a red gate speed is struck out. TTFT and TPOT are what the row's tool means."
+        f"{len(everything)} runs; small: 95 % interval of the mean; behind a red gate speed is struck out.{star}{more}"
     )
-    return f'<section class="wide" id="runs">\n<h2>Runs</h2>\n{table(names, rows, caption)}\n</section>'
+    return f'<section class="wide lean" id="runs">\n<h2>Runs</h2>\n{table(names, rows, caption)}\n</section>'
 
 
-def _latency(told: Figure | None, run: Run) -> str:
+def latencies(run: Run, several: bool) -> str:
+    """Every latency of a run, and of each kind of request."""
+    kinds = {name: mapping(mapping(each).get("metrics")) for name, each in mapping(run.part("kinds")).items()}
+    rows = [_percentiles(LATENCIES[name].title, told, run) for name, told in run.figures.items() if name in LATENCIES]
+    for kind, metrics in kinds.items():
+        for name, each in metrics.items():
+            told = figure_of(mapping(each))
+            if name in LATENCIES and told.count:
+                rows.append(_percentiles(f"{LATENCIES[name].title} of {words(kind, 60) or 'unnamed'}", told, run))
+    if not rows:
+        return ""
+    names = ("ms", "mean", "95 % interval", "p50", "p90", "p95", "p99", "n")
+    shown = table(names, rows, f"{run.label}: latencies in ms; * of too few samples to bound it with 95 %")
+    inner = f"<details><summary>All latencies</summary>{shown}</details>" if several else f"<h2>Latencies</h2>{shown}"
+    return f'<section class="lean">{inner}</section>'
+
+
+def _percentiles(title: str, told: Figure, run: Run) -> list[str]:
+    values = []
+    for percent_ in (50.0, 90.0, 95.0, 99.0):
+        value = told.percentiles.get(percent_)
+        mark = "*" if percent_ in told.needs else ""
+        values.append('<span class="small">missing</span>' if value is None else struck(plain(value) + mark, run))
+    known = told.interval is not None and None not in told.interval
+    interval = span(*told.interval) if told.interval is not None and known else "no interval"
+    mean = '<span class="small">missing</span>' if told.mean is None else struck(plain(told.mean), run)
+    count = "not told" if told.count is None else f"{told.count:,}"
+    return [escape(title), mean, struck(interval, run), *values, escape(count)]
+
+
+def _first(run: Run, name: str, other: str) -> Figure | None:
+    return run.figures.get(name) or run.figures.get(other)
+
+
+def _row(run: Run, tool: bool, slos: bool) -> list[str]:
+    first, each = _first(run, "ttft", "ttfc"), _first(run, "tpot", "tpot_chunk")
+    total = run.answered + run.bad
+    cells_ = [
+        f'<span class="name">{escape(run.label)}</span><br>{badge(run.gate)}',
+        escape(_paced(run)),
+        escape(f"{run.answered:,} of {total:,}") if run.bad else escape(f"all {total:,}"),
+        _mean(first, run),
+        _tail(first, run),
+        _mean(each, run),
+        _tail(each, run),
+        struck(figure(run.rates.get("output_throughput")), run),
+    ]
+    cells_ += [struck(_good(run), run)] if slos else []
+    return [*cells_, *([escape(TOOLS[run.tool])] if tool else [])]
+
+
+def _mean(told: Figure | None, run: Run) -> str:
     if told is None or told.mean is None:
         return '<span class="small">missing</span>'
-    return f"{struck(figure(told.mean, 'ms'), run)}<br><small>{escape(_interval(told))}</small>"
+    known = told.interval is not None and None not in told.interval
+    small = span(*told.interval) if told.interval is not None and known else "no interval"
+    return f"{struck(plain(told.mean), run)}<br><small>{struck(small, run)}</small>"
 
 
 def _tail(told: Figure | None, run: Run) -> str:
     value = None if told is None else told.percentiles.get(99.0)
     if told is None or value is None:
         return '<span class="small">missing</span>'
-    return f"{struck(figure(value, 'ms'), run)}<br><small>{escape(_open(told, 99.0).strip())}</small>"
+    return struck(plain(value) + ("*" if 99.0 in told.needs else ""), run)
 
 
 def _good(run: Run) -> str:
@@ -184,9 +243,8 @@ def comparison(found: Comparison) -> str:
     for row in found.rows:
         told = [cell if isinstance(cell, str) else cell.plain for cell in cells(row)]
         told[5] = f'<span class="{CLASSES[row.verdict]}">{escape(told[5])}</span>'
-        rows.append(
-            [*(escape(text) for text in told[:5]), told[5], *(escape(text) for text in told[6:]), escape(row.note)]
-        )
+        note = f'<span class="name small">{escape(row.note)}</span>'
+        rows.append([*(escape(text) for text in told[:5]), told[5], *(escape(text) for text in told[6:]), note])
     a, b = found.a[0].label, found.b[0].label
     notes = "".join(f'<p class="note word">{escape(each.what)}</p>' for each in found.differences)
     names = ("metric", "A", "B", "change", "interval", "verdict", "n", "needs", "note")
@@ -195,8 +253,8 @@ def comparison(found: Comparison) -> str:
     left = "".join(f'<p class="small">Not compared: {escape(text)}</p>' for text in found.left_out)
     caption = f"A: {a}; B: {b}"
     return (
-        f'<section class="wide" id="compare">\n<h2>B against A</h2>\n{verdict}{notes}{table(names, rows, caption)}\n'
-        f"{method}{left}</section>"
+        f'<section class="wide lean" id="compare">\n<h2>B against A</h2>\n{verdict}{notes}'
+        f"{table(names, rows, caption)}\n{method}{left}</section>"
     )
 
 
@@ -208,11 +266,12 @@ def not_compared(why: str) -> str:
     )
 
 
-def plan(name: str, chosen: str, found: Sequence[Line], reasons: Sequence[str], plots: str) -> str:
+def plan(name: str, what: str, found: Sequence[Line], reasons: Sequence[str], plots: str) -> str:
     rows = [
         (
             f'<span class="word">{escape(each.run.label)}</span>',
             escape(f"{each.quantity}, {each.which}"),
+            escape(each.engine),
             escape("missing" if each.floor is None else plan_against.show(each, each.floor)),
             escape(_planned(each)),
             struck(plan_against.show(each, each.measured), each.run),
@@ -221,8 +280,8 @@ def plan(name: str, chosen: str, found: Sequence[Line], reasons: Sequence[str], 
         )
         for each in found
     ]
-    names = ("run", "quantity", "floor", "plan", "measured", "", "of the interval")
-    shown = table(names, rows, f"{name}: {chosen}") if rows else f'<p class="word">{escape(name)}: {escape(chosen)}</p>'
+    names = ("run", "quantity", "of which plan", "floor or ceiling", "plan", "measured", "", "of the interval")
+    shown = table(names, rows, f"{name}: {what}") if rows else f'<p class="word">{escape(name)}: {escape(what)}</p>'
     why = "".join(f'<p class="note word">{escape(text)}</p>' for text in reasons)
     figures = f'<div class="figures">{plots}</div>' if plots else ""
     return f'<section class="wide"><h2>Plan against measured against floor</h2>{shown}{why}</section>{figures}'
@@ -289,12 +348,12 @@ def missing(found: Sequence[Run]) -> str:
         elif run.own and not any(each.timing for each in run.requests or ()):
             told[f"{name}parts of TTFT: the server tells no times of its own (Longread does, in Server-Timing)"] = None
         texts = [*run.missing, *(charts_samples.missing(run) if run.own else [])]
-        texts += [f"server's {text}" for text in _server_missing(run)]
+        texts += [f"the server's /metrics: {text}" for text in _server_missing(run)]
         told.update(dict.fromkeys(f"{name}{text}" for text in texts))
     if not told:
         return ""
     rows = "".join(f"<li>{escape(text)}</li>" for text in told)
-    count = f"{len(told)} things are missing from this page"
+    count = f"{len(told)} things are missing from this page" if len(told) > 1 else "1 thing is missing from this page"
     opened = " open" if len(told) <= 12 else ""
     inner = f'<details{opened}><summary>{count}, and why</summary><ul class="word">{rows}</ul></details>'
     return f'<section class="missing"><h2>Missing</h2>{inner}</section>'

@@ -9,10 +9,10 @@ pre{background:var(--card);border:1px solid var(--rule);border-radius:6px;paddin
 white-space:pre-wrap;overflow-wrap:anywhere;margin:4px 0 10px;user-select:all}
 td{font-variant-numeric:tabular-nums}
 .wide table{min-width:860px}
+.lean td{white-space:nowrap}
+.name{white-space:normal;overflow-wrap:anywhere;display:inline-block;min-width:9em;max-width:16em}
 .missing li{margin:2px 0}
 ul{padding-left:1.2em}
-nav{font-size:.85rem;display:flex;flex-wrap:wrap;gap:2px 14px;margin:10px 0}
-a{color:var(--c0)}
 .same{color:var(--c0)}
 h3{font-size:1rem;margin:1.2em 0 .3em}
 p,li,td,th,summary{overflow-wrap:break-word}
