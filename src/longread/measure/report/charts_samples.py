@@ -18,6 +18,7 @@ _NAMES = {
     "running": "running",
     "waiting": "waiting",
     "rss": "process memory",
+    "gpus": "GPUs",
 }
 
 Points = tuple[tuple[float, float], ...]
@@ -111,7 +112,7 @@ def _bytes(value: float) -> str:
 
 
 def _share(value: float) -> str:
-    return f"{value * 100:.0f} %"
+    return f"{plain(value * 100)} %"
 
 
 def _plot(
@@ -126,7 +127,8 @@ def _plot(
 ) -> Picture:
     xs = [x for one in series for x, _ in one.points]
     ys = [y for one in series for _, y in one.points]
-    high = top if top is not None and max(ys) <= top else max(ys) * 1.08 or 1.0
+    full = top is not None and 0.2 * top <= max(ys) <= top  # little of a whole would be a line at 0
+    high = top if full and top is not None else max(ys) * 1.08 or 1.0
     values = tuple(
         f"{one.name}: {show(min(y for _, y in one.points))} to {show(max(y for _, y in one.points))}, "
         f"{show(one.points[-1][1])} at the end"
