@@ -184,6 +184,14 @@ def test_a_red_gate_strikes_speed_out_everywhere(tmp_path: Path) -> None:
     assert "its speed counts for nothing" in page
 
 
+def test_every_plot_of_a_speed_says_its_gate(tmp_path: Path) -> None:
+    paths = [write(tmp_path / "run.json", Made(requests=80)), sweep(tmp_path, "int4.json", "int4")]
+    paths += [saved(tmp_path / "red.json", gate("FAIL", model="int4"))]
+    for name, _, picture in render(read_all(paths)).pictures:
+        said = "Quality: gate fp8-class FAIL." if name.endswith("concurrency") else "Quality: not checked."
+        assert picture.caption.endswith(said), name
+
+
 def test_without_a_gate_it_says_so(tmp_path: Path) -> None:
     page = render(read_all([write(tmp_path / "run.json", Made())])).html
     assert '<span class="badge warn">quality not checked</span>' in page

@@ -4,7 +4,7 @@ No speed is shown without what its quality gate said: behind a red gate it is st
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 
 from longread.measure.report import charts_load, charts_requests, charts_samples, plan_against, sections
@@ -36,9 +36,12 @@ class _Drawn:
     def __init__(self) -> None:
         self.kept: list[tuple[str, str, Picture]] = []
 
-    def add(self, name: str, title: str, picture: Picture | None) -> str:
+    def add(self, name: str, title: str, picture: Picture | None, runs: Sequence[Run] = ()) -> str:
+        """``runs``: whose speed it shows; what their gates said stands below, also where the plot is shown alone."""
         if picture is None:
             return ""
+        if runs:
+            picture = replace(picture, caption=f"{picture.caption} {sections.gated(runs)}")
         self.kept.append((name, title, picture))
         return figure(title, picture)
 
@@ -92,9 +95,10 @@ def _load(found: Material, drawn: _Drawn) -> str:
         plots += [_latency(along, axis, name, drawn) for name in _wanted(along)]
         if along:
             picture = charts_load.throughput(along, axis)
-            plots.append(drawn.add(f"throughput-{axis}", "Throughput against load", picture))
+            plots.append(drawn.add(f"throughput-{axis}", "Throughput against load", picture, _runs(along)))
+    lengths = [point.run for sweep in found.sweeps if sweep.axis == "context" for point in sweep.points]
     planned = [each for name, plan in found.plans for each in _planned(name, plan)]
-    plots.append(drawn.add("frontier", "Context frontier", charts_load.frontier(found.sweeps, planned)))
+    plots.append(drawn.add("frontier", "Context frontier", charts_load.frontier(found.sweeps, planned), lengths))
     said = "".join(f'<p class="small">{escape(text)}</p>' for sweep in found.sweeps for text in sweep.said)
     if not any(plots):
         return said
@@ -103,7 +107,7 @@ def _load(found: Material, drawn: _Drawn) -> str:
 
 def _wanted(curves: Sequence[Curve]) -> list[str]:
     """TTFT and TPOT; what vLLM calls so beside them where a curve has only that."""
-    runs = [point.run for curve in curves for point in curve.points]
+    runs = _runs(curves)
     found = []
     for name, other in LATENCIES:
         found += [name] if any(name in run.figures for run in runs) else []
@@ -112,7 +116,12 @@ def _wanted(curves: Sequence[Curve]) -> list[str]:
 
 
 def _latency(curves: Sequence[Curve], axis: str, name: str, drawn: _Drawn) -> str:
-    return drawn.add(f"{name}-{axis}", f"{sections.short(name)} against load", charts_load.latency(name, curves, axis))
+    picture = charts_load.latency(name, curves, axis)
+    return drawn.add(f"{name}-{axis}", f"{sections.short(name)} against load", picture, _runs(curves))
+
+
+def _runs(curves: Sequence[Curve]) -> list[Run]:
+    return [point.run for curve in curves for point in curve.points]
 
 
 def _planned(name: str, plan: object) -> list[tuple[str, str, tuple[tuple[float, float], ...]]]:
@@ -135,9 +144,9 @@ def _of_run(run: Run, number: int, drawn: _Drawn, several: bool) -> str:
     """Plots of one run's requests and samples."""
     key = f"r{number}"
     plots = [
-        drawn.add(f"ttft-distribution-{key}", "Distribution of TTFT", charts_requests.distribution(run, key)),
-        drawn.add(f"ttft-parts-{key}", "What TTFT is made of", charts_requests.waterfall(run, key)),
-        drawn.add(f"ttft-over-time-{key}", "TTFT over time", charts_requests.over_time(run, key)),
+        drawn.add(f"ttft-distribution-{key}", "Distribution of TTFT", charts_requests.distribution(run, key), [run]),
+        drawn.add(f"ttft-parts-{key}", "What TTFT is made of", charts_requests.waterfall(run, key), [run]),
+        drawn.add(f"ttft-over-time-{key}", "TTFT over time", charts_requests.over_time(run, key), [run]),
         drawn.add(f"failures-{key}", "Errors and refusals over time", charts_requests.failures(run, key)),
     ]
     for title, picture in charts_samples.pictures(run, key):

@@ -78,6 +78,16 @@ def badge(gate: Gate | None) -> str:
     return f'<span class="badge {VERDICTS[gate.verdict]}">gate {escape(gate.profile)}: {gate.verdict}</span>'
 
 
+def gated(runs: Sequence[Run]) -> str:
+    """What the gates of ``runs`` said, in words for a caption."""
+    told: dict[str, int] = {}
+    for run in runs:
+        what = _UNCHECKED if run.gate is None else f"gate {run.gate.profile} {run.gate.verdict}"
+        told[what] = told.get(what, 0) + 1
+    each = [what if len(told) == 1 else f"{what} ({count} runs)" for what, count in told.items()]
+    return f"Quality: {', '.join(each).removeprefix('quality ')}."
+
+
 def struck(text: str, run: Run) -> str:
     """A speed's figure as HTML; struck out where the gate is red."""
     return f"<s>{escape(text)}</s>" if run.red else escape(text)
