@@ -66,6 +66,9 @@ class Handler(BaseHTTPRequestHandler):
                 Path(self.options.keep).write_text(json.dumps(Handler.seen))
             if self.options.leak:
                 LEAKED.append(bytearray(os.urandom(1024) * (self.options.leak // 1024)))
+        if self.options.locked:
+            self._whole(401, {"error": {"message": "no key"}})
+            return
         if self.options.refuse_over and len(said) // 4 > self.options.refuse_over:
             self._whole(400, {"error": {"message": "too long"}})
             return
@@ -132,6 +135,7 @@ def main() -> None:
     parser.add_argument("--keep", help="a file in which seen prompts outlive the process")
     parser.add_argument("--child", action="store_true", help="a process that outlives this one")
     parser.add_argument("--die", type=int, help="status to end with at once")
+    parser.add_argument("--locked", action="store_true", help="nobody's key is right")
     parser.add_argument("--toy", help="answers that are not streamed are the toy's (toy_server.py), with these faults")
     parser.add_argument("--refuse-over", type=int, default=0, help="tokens")
     parser.add_argument("--max-model-len", type=int, default=32768)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -28,6 +29,12 @@ PROBE_SECONDS = 10.0  # of one look at a page
 END_SECONDS = 30.0  # from SIGTERM to SIGKILL
 ORPHAN_SECONDS = 10.0  # that the children of a killed server have to notice
 TAIL_BYTES = 2000
+# A model without a chat template answers the second one only.
+TINY: Mapping[str, Mapping[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hello"}]},
+    "/v1/completions": {"prompt": "Hello"},
+}
+REFUSALS = (400, 401, 403, 404, 405, 413, 422)  # that waiting does not change
 NAMED = 120  # characters of a command in a message
 
 
@@ -221,7 +228,7 @@ async def wait_ready(
     stopped: asyncio.Event,
 ) -> Readiness:
     """Poll until a request of one token is answered. ``began``: by ``time.monotonic``; ``gone()`` says why it will
-    never be, or None. Raises StartError.
+    never be, or None. Raises StartError, at once where the server is up and refuses that request.
     """
     found: dict[str, float | None] = {"listening": None, "health": None, "ready": None}
     local = base_url.startswith(("http://127.", "http://localhost", "http://[::1]"))
@@ -261,9 +268,16 @@ async def _look(
             elif status not in (404, 405):
                 return None
     try:
-        models = (await client.get(f"{base}/v1/models")).json()["data"]
-        body = {"model": models[0]["id"], "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
-        status = (await client.post(f"{base}/v1/chat/completions", json=body, timeout=left)).status_code
+        model = (await client.get(f"{base}/v1/models")).json()["data"][0]["id"]
+        refused = ""
+        for route, prompt in TINY.items():
+            body = {"model": model, **prompt, "max_tokens": 1}
+            answer = await client.post(f"{base}{route}", json=body, timeout=left)
+            if answer.status_code == 200:
+                return time.monotonic() - began
+            if answer.status_code not in REFUSALS:
+                return None
+            refused = f"{answer.status_code}: {answer.text[:300]}"
     except (httpx.HTTPError, ValueError, LookupError, TypeError):
         return None
-    return time.monotonic() - began if status == 200 else None
+    raise StartError(f"the server is up and refuses a request of one token ({refused})")
