@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 WARM_UP_TOKENS = 64
 SIZES = (32, 64, 128, 256, 512)  # of chunks: where reading becomes quick lies among them on any machine seen so far
 CONTEXT = 8192  # long enough to tell what a token looks back at, short enough to be there in most caches
+DEEP = 16384  # tokens before a chunk in the middle of a book
+DEEP_SIZES = (64, 128, 256, 512)
 ROUNDS = 4
 RISING = 1.04  # times the rate of half as large a chunk: then a still larger one may read faster
 LOOKS = 8192  # of the order of a dense model's; a sparse one's are more, which is learnt
@@ -74,8 +76,9 @@ def calibrate(
     decode: Kind = ((1, small - 1),)
     chunk: Kind = ((small, 0),)
     lone: list[Kind] = [((min(n, most, context), 0),) for n in SIZES]
-    far: Kind = ((small, context - small),)
-    kinds = dict.fromkeys([decode, chunk, ((1, context - 1),), decode * min(num_slots, 4), *lone, far])
+    room = min(DEEP, num_pages * PAGE_TOKENS)
+    deep: list[Kind] = [((n, room - n),) for n in DEEP_SIZES if n <= min(most, room // 2)]
+    kinds = dict.fromkeys([decode, chunk, ((1, context - 1),), decode * min(num_slots, 4), *lone, *deep])
     taken: dict[Kind, list[float]] = {
         kind: [_measure(model, state, kind) for _ in range(ROUNDS - 1)] for kind in (decode, chunk)
     }
@@ -94,7 +97,7 @@ def calibrate(
     sure = _quiet(taken) and _exact(costs.cost, least)
     if not sure:
         costs.doubt()
-    target = quick_step([_curve(least, lone)], sure)
+    target = quick_step([_curve(least, lone), _curve(least, deep)], sure)
     log.info(
         "a step takes %s%s", told(costs.cost), "" if sure else "; measured on a busy machine, so not told to anyone"
     )
@@ -146,7 +149,8 @@ def guess(decode: float, chunk: float, tokens: int) -> StepCost:
     looking back at ``LOOKS`` tokens costs what a token costs otherwise.
     """
     token = max(chunk - decode / 2, chunk / 4) / tokens
-    return StepCost(decode / 2, decode / 2, decode / 2 / LOOKS, 0.0, token, token / LOOKS)
+    look = decode / 2 / LOOKS
+    return StepCost(decode / 2, decode / 2, look, 0.0, token, token / LOOKS, look)
 
 
 def told(cost: StepCost) -> str:
@@ -154,7 +158,7 @@ def told(cost: StepCost) -> str:
     return (
         f"{seconds(cost.launch)}, {seconds(cost.decode)} a decoding sequence and {seconds(cost.context * 1e3)} a 1,000 "
         f"tokens of its context, {seconds(cost.token * 1e3)} a 1,000 prompt tokens and {seconds(cost.pair * 1e6)} more "
-        "for each 1,000 tokens before them"
+        f"for each 1,000 tokens before them, {seconds(cost.prefix * 1e3)} a chunk for each 1,000 before it"
     )
 
 

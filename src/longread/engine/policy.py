@@ -36,8 +36,7 @@ MOST_WORTH = 1024  # tokens that starting a step may count as: a stall is no rea
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """A prompt's wish for one step: ``want`` tokens (a chunk may have to end early at a snapshot point) of the
-    ``remaining`` ones, behind ``prefix`` computed ones. ``level`` is an index of LEVELS. ``patient``: less than its
+    """A prompt's wish for one step: ``want`` tokens of the ``remaining`` ones, behind ``prefix`` computed ones. ``level`` is an index of LEVELS. ``patient``: less than its
     limit has passed it so far.
     """
 
@@ -152,7 +151,8 @@ def fit(
         return split(limit, demands, turn)
     demands, held = hold_back(demands, cost)
     lengths = split(limit, demands, turn)
-    target = max(within.target, least_seconds(cost, decodes))
+    deepest = max((prefix for _, prefix in chunks(demands, lengths)), default=0)
+    target = max(within.target, least_seconds(cost, decodes, deepest))
     above = cost.seconds(decodes, chunks(demands, lengths))
     if above <= target or (within.most is not None and above <= within.most and _all_end(demands, lengths, held)):
         return lengths

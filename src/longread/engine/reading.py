@@ -155,12 +155,14 @@ class Reading:
         return Demand(entry.filed, entry.filed, entry.timeline.computed, entry.level, entry.owner, self._patient(entry))
 
     def deal(self, served: Sequence[tuple[Entry, int]], amount: int) -> None:
-        """Each of these got so many tokens in a step; everybody else who reads has let ``amount`` pass."""
+        """Each of these got so many tokens in a step; everybody else who reads has let ``amount`` pass. Nothing passes
+        whoever has a step to himself, however small it is.
+        """
         self._dealt += amount
         turns: dict[_Party, tuple[int, str]] = {}
         for entry, length in served:
             entry.granted = length
-            entry.passed += length if length < entry.filed else amount
+            entry.passed += amount if len(served) == 1 or length == entry.filed else length
             turns[self._levels[entry.level][entry.owner]] = (entry.level, entry.owner)
         for party, (level, owner) in turns.items():
             party.turn += 1

@@ -64,7 +64,7 @@ class Pace:
         beside = self.cost.seconds(self.decodes)
         target = bounds(self.slo, self.step_target, self.cost, self.decodes[0]).target
         if target is not None:
-            within = max(target, least_seconds(self.cost, self.decodes)) - beside
+            within = max(target, least_seconds(self.cost, self.decodes, prefix)) - beside
             tokens = int(min(tokens, max(self.cost.tokens_within(within, prefix), LEAST_TOKENS)))
         seconds = self.cost.seconds(self.decodes, [(tokens, prefix)])
         return max(tokens / seconds, LEAST_RATE) if seconds > 0 else math.inf

@@ -5,16 +5,19 @@ simulator (how far the clock moves). Must not know requests, tensors or clocks.
 
 A step over ``d`` decoding rows with contexts summing to ``c`` and prompt chunks of ``n`` tokens behind ``p`` others:
 
-    seconds = launch + decode * d + context * c + sum over chunks (chunk + token * n + pair * n * (p + (n + 1) / 2))
+    seconds = launch + decode * d + context * c
+              + sum over chunks (chunk + token * n + pair * n * (p + (n + 1) / 2) + prefix * p)
 
 ``pair`` is what a prompt token pays for each token that it looks back at; sparse attention makes it small, not zero.
+``prefix`` is what a chunk pays for each token before it, however short it is: what was kept of them is read once. It is
+why small chunks deep in a book are dear.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
 
-FEATURES = 6
+FEATURES = 7
 _TINY = 1e-14
 _SURPRISE = 0.2  # of a step's predicted time that it was off by: solved again at once
 _EACH = 16  # observations after which a model that has settled is solved again; solving takes longer than observing
@@ -22,8 +25,8 @@ _EACH = 16  # observations after which a model that has settled is solved again;
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Coefficients in seconds: of a step, a decoding row, a token of a row's context, a chunk, a prompt token, and a
-    prompt token's look at one token before it. None is negative.
+    """Coefficients in seconds: of a step, a decoding row, a token of a row's context, a chunk, a prompt token, a prompt
+    token's look at one token before it, and a token before a chunk. None is negative.
     """
 
     launch: float = 0.0
@@ -32,6 +35,7 @@ class StepCost:
     chunk: float = 0.0
     token: float = 0.0
     pair: float = 0.0
+    prefix: float = 0.0
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -46,14 +50,14 @@ class StepCost:
         rows, context = decodes
         total = self.launch + self.decode * rows + self.context * context
         for tokens, prefix in chunks:
-            total += self.chunk + tokens * (self.token + self.pair * (prefix + (tokens + 1) / 2))
+            total += self.chunk + self.prefix * prefix + tokens * (self.token + self.pair * (prefix + (tokens + 1) / 2))
         return total
 
     def tokens_within(self, seconds: float, prefix: int = 0) -> float:
         """How many tokens of one prompt behind ``prefix`` others fit into ``seconds`` beside everything else of the
         step; not a whole number. ``inf`` where tokens cost nothing.
         """
-        left = seconds - self.chunk
+        left = seconds - self.chunk - self.prefix * prefix
         if left <= 0:
             return 0.0
         linear, square = self.token + self.pair * (prefix + 0.5), self.pair / 2
@@ -66,8 +70,11 @@ class StepCost:
         """Seconds to read ``tokens`` behind ``prefix`` others alone, in steps of ``step_tokens``."""
         if tokens <= 0:
             return 0.0
-        steps = -(-tokens // max(step_tokens, 1))
-        return (self.launch + self.chunk) * steps + tokens * (self.token + self.pair * (prefix + (tokens + 1) / 2))
+        step_tokens = max(step_tokens, 1)
+        steps = -(-tokens // step_tokens)
+        behind = steps * prefix + step_tokens * steps * (steps - 1) / 2
+        starts = (self.launch + self.chunk) * steps + self.prefix * behind
+        return starts + tokens * (self.token + self.pair * (prefix + (tokens + 1) / 2))
 
     def decode_seconds(self, rows: int, context: int) -> float:
         """Seconds of a step of nothing but ``rows`` decoding rows with ``context`` tokens together: the TPOT."""
@@ -78,7 +85,8 @@ def features(decodes: tuple[int, int], chunks: Sequence[tuple[int, int]]) -> tup
     """What each of ``StepCost``'s coefficients is multiplied with, in their order."""
     tokens = sum(n for n, _ in chunks)
     pairs = sum(n * (p + (n + 1) / 2) for n, p in chunks)
-    return 1.0, float(decodes[0]), float(decodes[1]), float(len(chunks)), float(tokens), pairs
+    behind = sum(p for _, p in chunks)
+    return 1.0, float(decodes[0]), float(decodes[1]), float(len(chunks)), float(tokens), pairs, float(behind)
 
 
 class CostModel:

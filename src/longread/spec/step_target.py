@@ -5,7 +5,8 @@ Knows targets, what a step costs, and what steps of several sizes were measured 
 Whoever comes waits for the end of the running step, so steps should be short; but starting one costs, so short ones
 read more slowly. Where the user leaves the choice open, a step is as long as the smallest chunk that is still read
 within ``LOSS`` of the best rate. That is measured at several sizes and not derived from a linear cost: on a GPU a step
-takes the same time up to some hundred tokens, on a CPU the threads' barriers cost what they cost.
+takes the same time up to some hundred tokens, on a CPU the threads' barriers cost what they cost. And it is measured
+deep in a book, too: a chunk reads what was kept of all that is before it, so that small ones become dearer on the way.
 """
 
 from collections.abc import Sequence
@@ -14,9 +15,11 @@ from dataclasses import dataclass
 from longread.spec.config import Slo
 from longread.spec.cost import StepCost
 
-LOSS = 0.05  # of the best rate that was measured; a book loses about twice that against steps of any length
-SHORTEST, LONGEST = 0.03, 0.25  # seconds; nobody notices less, and more would be felt whatever it gains
-UNSURE = 0.06  # at most so long where the machine was too busy to be measured
+LOSS = 0.1  # of the best rate that was measured; where it was measured deep in a book, the whole book loses less
+SHORTEST, LONGEST = 0.075, 0.1  # seconds; less is not noticed, and more makes a chat's first token 2.5 times as late
+STARTS = 2  # times the smallest step that was measured is what a step may take instead: no step is shorter anyhow
+UTMOST = 0.25  # seconds, even so
+UNSURE = 0.1  # where the machine was too busy to be measured
 WIDTH = 4  # times its smallest size a curve must reach
 STEP_LAUNCHES = 5  # times the time of starting a step is the least target: machines become busy later, too
 STRETCH = 2  # times its target a step may take where every prompt that is waited for ends with it
@@ -55,29 +58,33 @@ def bounds(slo: Slo, step_target: float | None, cost: StepCost | None, rows: int
     return Bounds(min((own, *promised)), min((STRETCH * own, *promised)))
 
 
-def least_seconds(cost: StepCost, decodes: tuple[int, int]) -> float:
-    """What a step with a prompt takes whatever its target is: as much for the prompt as for starting both."""
-    return cost.seconds(decodes) + 2 * cost.chunk + cost.launch
+def least_seconds(cost: StepCost, decodes: tuple[int, int], prefix: int = 0) -> float:
+    """What a step with a prompt behind ``prefix`` tokens takes whatever its target is: as much for the prompt as for
+    starting both.
+    """
+    return cost.seconds(decodes) + 2 * (cost.chunk + cost.prefix * prefix) + cost.launch
 
 
 def quick_step(curves: Sequence[Curve], sure: bool = True) -> StepTarget:
-    """The target by measured curves, each of ascending sizes: long enough for each of them. ``sure``: the machine was
-    quiet enough to be measured. A curve that ends early shows no best rate.
+    """The target by measured curves, each of ascending sizes: long enough for each of them, within what whoever comes
+    can bear. ``sure``: the machine was quiet enough to be measured. A curve that ends early shows no best rate.
     """
-    seconds, told = 0.0, ""
+    seconds, smallest, told = 0.0, UTMOST, ""
     for curve in curves:
         if not curve or curve[-1][0] < WIDTH * curve[0][0] or any(taken <= 0 for _, taken in curve):
             continue
         size, taken = _smallest_quick(curve)
+        smallest = min(smallest, curve[0][1])
         if taken > seconds:
             seconds = taken
             told = f"{size:,} tokens in {taken * 1e3:.0f} ms, against {curve[-1][0]:,} in {curve[-1][1] * 1e3:.0f} ms"
-    found = min(max(seconds, SHORTEST), LONGEST if sure else UNSURE)
     if not told:
         return StepTarget(UNSURE, "the usual: steps of several sizes could not be measured at the start")
+    longest = min(max(LONGEST, STARTS * smallest), UTMOST) if sure else UNSURE
+    found = min(max(seconds, SHORTEST), longest)
     reason = f"the smallest step that reads within {LOSS:.0%} of the best rate: {told}, measured at the start"
     if found != seconds:
-        reason += f"; at least {SHORTEST * 1e3:g} ms" if found > seconds else f"; at most {found * 1e3:g} ms"
+        reason += f"; at least {SHORTEST * 1e3:g} ms" if found > seconds else f"; at most {found * 1e3:.0f} ms"
     return StepTarget(found, reason if sure else reason + ", on a busy machine")
 
 

@@ -54,7 +54,7 @@ def test_the_default_step_is_as_short_as_the_cards_allow() -> None:
     limits, cost = two_h20()
     found = planned_step_target(cost, limits)
     assert found.seconds is not None and 0.1 < found.seconds < 0.25
-    assert "within 5% of the best rate" in found.reason
+    assert "within 10% of the best rate" in found.reason
 
 
 @pytest.mark.parametrize(

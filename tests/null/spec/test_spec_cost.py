@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from longread.spec.cost import CostModel, StepCost, features
 
-TRUE = StepCost(launch=0.010, decode=0.002, context=1e-6, chunk=0.001, token=5e-4, pair=2e-8)
+TRUE = StepCost(launch=0.010, decode=0.002, context=1e-6, chunk=0.001, token=5e-4, pair=2e-8, prefix=3e-7)
 costs = st.builds(StepCost, *[st.floats(0, 1e-2)] * 5, st.floats(0, 1e-6))
 
 Step = tuple[tuple[int, int], list[tuple[int, int]]]
@@ -26,11 +26,12 @@ def steps(count: int, seed: int = 1) -> list[Step]:
 
 
 def test_a_step_costs_the_sum_of_its_parts() -> None:
-    assert TRUE.seconds((2, 1000), [(3, 10)]) == pytest.approx(0.010 + 0.004 + 0.001 + 0.001 + 3 * (5e-4 + 2e-8 * 12))
+    started = 0.010 + 0.004 + 0.001 + 0.001 + 10 * 3e-7
+    assert TRUE.seconds((2, 1000), [(3, 10)]) == pytest.approx(started + 3 * (5e-4 + 2e-8 * 12))
     assert TRUE.seconds((0, 0)) == 0.010
     # Token by token, each looks back at all before it and itself.
     pairs = sum(p + 1 for p in range(100, 150))
-    assert features((0, 0), [(50, 100)])[-1] == pairs
+    assert features((0, 0), [(50, 100)])[-2:] == (pairs, 100)
 
 
 @given(cost=costs, tokens=st.integers(1, 4096), prefix=st.integers(0, 1_000_000))
