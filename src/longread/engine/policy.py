@@ -36,8 +36,8 @@ MOST_WORTH = 1024  # tokens that starting a step may count as: a stall is no rea
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """A prompt's wish for one step: ``want`` tokens of the ``remaining`` ones, behind ``prefix`` computed ones. ``level`` is an index of LEVELS. ``patient``: less than its
-    limit has passed it so far.
+    """A prompt's wish for one step: ``want`` tokens of the ``remaining`` ones, behind ``prefix`` computed ones.
+    ``level`` is an index of LEVELS. ``patient``: less than its limit has passed it so far.
     """
 
     want: int

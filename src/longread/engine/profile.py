@@ -24,6 +24,7 @@ from longread.engine.runner import Runner
 from longread.engine.sampler import Sample
 from longread.engine.sampling_state import SamplingState
 from longread.kernels.dispatch import OP_PREFIX
+from longread.spec.config import ComputeDtype
 from longread.spec.engine import Event
 from longread.spec.model import ModelSpec
 from longread.spec.profiler import MOST_STEPS, ProfileError, ProfilerConfig
@@ -54,7 +55,7 @@ class NamedRunner(Runner):
 class ProfiledEngine(LocalEngine):
     """``LocalEngine`` with ``spec.profiler.Profiling``. ``core`` has a ``NamedRunner``."""
 
-    def __init__(self, core: Core, spec: ModelSpec, dtype: str, config: ProfilerConfig):
+    def __init__(self, core: Core, spec: ModelSpec, dtype: ComputeDtype, config: ProfilerConfig):
         super().__init__(core)
         assert isinstance(core.runner, NamedRunner)
         self._named, self._spec, self._dtype, self._config = core.runner, spec, dtype, config

@@ -12,6 +12,7 @@ from typing import Any, Final
 from longread.plan.cards import parse_hardware
 from longread.plan.deployment import Deployment, Strategy
 from longread.plan.ops import Op, decode_ops, head_op, prefill_ops
+from longread.spec.config import ComputeDtype
 from longread.spec.model import ModelSpec
 
 LINEARS, EXPERTS, ATTENTION = "linears", "routed experts", "attention"
@@ -48,7 +49,7 @@ def group_of(op: str) -> str:
     return _OPS.get(op, ELEMENTWISE)
 
 
-def counts(spec: ModelSpec, dtype: str, shapes: Sequence[Shape]) -> dict[str, dict[str, Any]]:
+def counts(spec: ModelSpec, dtype: ComputeDtype, shapes: Sequence[Shape]) -> dict[str, dict[str, Any]]:
     """By group ``flops``, ``bytes`` and the ``rate`` that bounds the FLOPs, summed over steps."""
     d = _deployment(spec, dtype)
     total: dict[str, dict[str, Any]] = {}
@@ -91,6 +92,6 @@ def _add(found: dict[str, tuple[float, float, str]], name: str, op: Op, moved: f
 
 
 @lru_cache(maxsize=4)
-def _deployment(spec: ModelSpec, dtype: str) -> Deployment:
+def _deployment(spec: ModelSpec, dtype: ComputeDtype) -> Deployment:
     plain = replace(spec, quant=None, torch_dtype=dtype)
     return Deployment(plain, parse_hardware("cpu"), Strategy(), engine="longread", cache=dtype)
