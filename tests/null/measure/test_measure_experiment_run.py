@@ -15,6 +15,7 @@ from fake_openai import command
 
 from longread.cli.main import main
 from longread.measure.experiment.speedups import closed, speedup, spread
+from longread.measure.report.files import read_runs
 from longread.measure.report.run import Request, Run
 
 FAST = "osl = 4\nmax-concurrency = 4\nnum-warmups = 0\nsample-interval = 0\n"
@@ -256,6 +257,7 @@ def test_bench_runs_the_gate_first_and_marks_red(tmp_path, capsys):
         assert main([*bench, "--base-url", server.base_url, "--gate-base", str(base)]) == 1
         own = json.loads(out.read_text())["longread"]
         assert own["quality"]["verdict"] == "FAIL" and not own["quality"]["speed_counts"] and own["quality"]["failed"]
+        assert read_runs(out)[0].red
         assert any("the speed figures count for nothing" in each for each in own["warnings"])
         assert "count for nothing" in " ".join(capsys.readouterr().out.split())
     finally:

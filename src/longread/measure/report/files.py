@@ -130,7 +130,7 @@ def run_of(document: Mapping[str, object], label: str, path: Path) -> Run:
             raise ConfigError(f"{path}: schema {own.get('schema')!r}; this version reads {longread_result.SCHEMA}")
         requests, why = _requests(own, path)
         run = longread_result.run_of(document, label, path.name, requests, why)
-        inside = mapping(own.get("gate"))
+        inside = mapping(mapping(own.get("quality")).get("gate")) or mapping(own.get("gate"))
         if inside.get("kind") == "longread-gate":
             run.gate = gate_of(inside, path.name)
         return run

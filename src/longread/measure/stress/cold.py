@@ -17,6 +17,7 @@ from longread.measure.workloads.ask import Ask
 
 LATER = 3  # requests of a shape after its first
 ANSWER = 16
+LEAST = 512  # tokens of a document
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ def judge(
 async def _shapes(subject: Subject, lengths: Sequence[int], start: int) -> dict[str, dict[str, Any]]:
     """Each shape's first request against the next ones, all with texts of their own."""
     found = {}
-    wanted = sorted({subject.fitting(length, ANSWER) for length in lengths if length >= 256})
+    wanted = sorted({subject.fitting(length, ANSWER) for length in lengths if length >= LEAST})
     for place, length in enumerate([0, *wanted]):
         use = 1000 + start * 16 + place
         asks: Sequence[Ask] = (

@@ -23,7 +23,7 @@ from longread.measure.stress.verdict import (
 GROWING = (8, 4, 2)  # parts of the length that come before it
 WARM_SHARE = 0.2  # of the constant requests, which allocators and caches need to reach their size
 SETTLE = 0.1  # seconds after an answer until memory is read
-LENGTH_LEAST = 256
+LENGTH_LEAST = 512  # tokens; a shorter document may state nothing that can be asked about
 
 
 @dataclass(frozen=True, slots=True)

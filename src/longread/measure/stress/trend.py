@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from longread.measure.gate.statistics import ERROR, share, t_quantile
+from longread.measure.gate.statistics import ERROR, share
+from longread.measure.intervals import t_quantile
 
 MIN_SAMPLES = 10  # below, neighbours that hang together cannot be told from a trend
 MOST_USED = 2000  # pairs grow with the square; a longer series is thinned evenly
