@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from longread.measure.intervals import percentile
 from longread.measure.load.calibrate import Calibration, warnings
 from longread.measure.load.estimates import (
     Interval,
@@ -15,12 +16,11 @@ from longread.measure.load.estimates import (
     mean_interval,
     percentile_interval,
     samples_needed,
-    student,
 )
 from longread.measure.load.goodput import goodput, parse_goodput
 from longread.measure.load.metrics import Wanted, flat, parse_metrics, parse_percents, summarise
 from longread.measure.load.outcome import Outcome, Overhead, Run, Spread
-from longread.measure.load.overhead import percentile, spread
+from longread.measure.load.overhead import spread
 from longread.spec.errors import ConfigError
 
 FLOATS = st.lists(st.floats(0, 1e4), min_size=1, max_size=60)
@@ -125,13 +125,6 @@ def test_order_statistics_as_in_the_tables() -> None:
     assert large.low == pytest.approx(20_000 - 196, abs=2)
     assert large.high == pytest.approx(20_000 + 196, abs=3)
     assert percentile_interval([], 0.99) == Interval(None, None, 368)
-
-
-@pytest.mark.parametrize(
-    ("df", "wanted"), [(1, 12.7062), (2, 4.30265), (3, 3.18245), (5, 2.57058), (10, 2.22814), (30, 2.04227)]
-)
-def test_students_t_as_in_the_tables(df: int, wanted: float) -> None:
-    assert student(df) == pytest.approx(wanted, rel=2e-3)
 
 
 def test_the_interval_of_a_mean_covers_it_as_often_as_it_says() -> None:

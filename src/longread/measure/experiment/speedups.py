@@ -15,7 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from longread.measure.gate.statistics import ERROR, t_quantile
+from longread.measure.gate.statistics import ERROR
+from longread.measure.intervals import t_quantile
 from longread.measure.report import ratios
 from longread.measure.report.run import Run
 

@@ -7,10 +7,10 @@ by Bonferroni).
 
 import math
 import random
-from collections.abc import Callable, Sequence
-from statistics import NormalDist, fmean
+from collections.abc import Sequence
+from statistics import NormalDist
 
-from longread.measure.intervals import wilson
+from longread.measure.intervals import normal_quantile, percentile, t_quantile, wilson
 
 ERROR = 0.05
 EARLY_ERROR = 0.005
@@ -24,75 +24,26 @@ def error_of_look(look: int, looks: int) -> float:
     return EARLY_ERROR if look < looks else ERROR - EARLY_ERROR * (looks - 1)
 
 
-def normal_quantile(error: float) -> float:
-    """Two-sided: 1.96 for 0.05."""
-    return NormalDist().inv_cdf(1 - error / 2)
-
-
-def t_quantile(error: float, freedom: int) -> float:
-    """Two-sided quantile of Student's t, by the Cornish-Fisher series (Abramowitz & Stegun 26.7.5); within 5 % for
-    freedom >= 2 and within 0.1 % from 10 on. Below the series' reach it is exact.
-    """
-    if freedom == 1:
-        return math.tan(math.pi * (1 - error) / 2)
-    if freedom == 2:
-        p = 1 - error / 2
-        return (2 * p - 1) * math.sqrt(2 / (4 * p * (1 - p)))
-    z, v = normal_quantile(error), float(freedom)
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
-    )
-    return z + sum(term / v**power for power, term in enumerate(terms, 1))
-
-
-def bootstrap(
-    groups: Sequence[Sequence[float]],
-    error: float = ERROR,
-    figure: Callable[[Sequence[float]], float] = fmean,
-    seed: int = 0,
-) -> tuple[float, float]:
-    """Interval of a figure over all values, whole groups (documents) drawn anew: values of one document hang together.
+def bootstrap_mean(groups: Sequence[Sequence[float]], error: float = ERROR, seed: int = 0) -> tuple[float, float]:
+    """Interval of the mean of all values, whole groups (documents) drawn anew: values of one document hang together.
 
     The percentiles are spread by t over z and the missing degree of freedom, without which few groups give too narrow
     an interval (the "expanded percentile" interval, Hesterberg, The American Statistician 69 (2015), 371-386).
     (-inf, inf) for fewer than MIN_GROUPS groups.
     """
-    full = [group for group in groups if group]
-    if len(full) < MIN_GROUPS:
+    sums = [(math.fsum(group), len(group)) for group in groups if group]
+    count = len(sums)
+    if count < MIN_GROUPS:
         return -math.inf, math.inf
-    rng, count = random.Random(seed), len(full)
-    centre = figure([value for group in full for value in group])
-    drawn = []
-    for _ in range(DRAWS):
-        drawn.append(figure([value for group in rng.choices(full, k=count) for value in group]))
-    drawn.sort()
+    rng, centre = random.Random(seed), _mean(sums)
+    drawn = sorted(_mean(rng.choices(sums, k=count)) for _ in range(DRAWS))
     spread = t_quantile(error, count - 1) / normal_quantile(error) * math.sqrt(count / (count - 1))
     inner = 1 - NormalDist().cdf(normal_quantile(error) * spread)
-    low, high = _quantile(drawn, inner), _quantile(drawn, 1 - inner)
-    return min(low, centre), max(high, centre)
+    return min(percentile(drawn, inner), centre), max(percentile(drawn, 1 - inner), centre)
 
 
-def bootstrap_mean(groups: Sequence[Sequence[float]], error: float = ERROR, seed: int = 0) -> tuple[float, float]:
-    """``bootstrap`` of the mean, from each group's sum and size: a thousand times fewer additions."""
-    sums = [(math.fsum(group), len(group)) for group in groups if group]
-    if len(sums) < MIN_GROUPS:
-        return -math.inf, math.inf
-    pairs: list[float] = list(range(len(sums)))
-
-    def mean(chosen: Sequence[float]) -> float:
-        return math.fsum(sums[int(i)][0] for i in chosen) / sum(sums[int(i)][1] for i in chosen)
-
-    return bootstrap([[i] for i in pairs], error, mean, seed)
-
-
-def _quantile(values: Sequence[float], share: float) -> float:
-    at = min(max(share, 0.0), 1.0) * (len(values) - 1)
-    low = math.floor(at)
-    high = min(low + 1, len(values) - 1)
-    return values[low] + (values[high] - values[low]) * (at - low)
+def _mean(sums: Sequence[tuple[float, int]]) -> float:
+    return math.fsum(total for total, _ in sums) / sum(count for _, count in sums)
 
 
 def share(count: int, of: int, error: float = ERROR) -> tuple[float, float]:

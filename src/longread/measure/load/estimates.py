@@ -8,8 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from longread.measure.intervals import Z95
-from longread.measure.load.overhead import percentile
+from longread.measure.intervals import Z95, percentile, t_quantile
 
 CONFIDENCE = 0.95
 _TAIL = (1 - CONFIDENCE) / 2
@@ -70,24 +69,8 @@ def mean_interval(clusters: Sequence[Sequence[float]]) -> Interval:
         return Interval(None, None, 2)
     mean = math.fsum(value for value, _ in sums) / total
     variance = math.fsum((value - mean * count) ** 2 for value, count in sums) * n / (n - 1) / total**2
-    half = student(n - 1) * math.sqrt(variance)
+    half = t_quantile(1 - CONFIDENCE, n - 1) * math.sqrt(variance)
     return Interval(mean - half, mean + half)
-
-
-def student(df: int) -> float:
-    """The 0.975 quantile of Student's t. Source: Abramowitz & Stegun 26.7.5, exact for one and two degrees."""
-    if df == 1:
-        return math.tan(math.pi * (0.5 - _TAIL))
-    if df == 2:
-        return (1 - 2 * _TAIL) / math.sqrt(2 * _TAIL * (1 - _TAIL))
-    z = Z95
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
-    )
-    return z + sum(term / df ** (i + 1) for i, term in enumerate(terms))
 
 
 def samples_needed(share: float) -> int:

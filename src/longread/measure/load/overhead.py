@@ -4,21 +4,13 @@ Knows the process's own clocks. Must not know servers or requests.
 """
 
 import asyncio
-import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
+from longread.measure.intervals import percentile
 from longread.measure.load.outcome import Outcome, Overhead, Spread
 
 TICK = 0.01  # seconds between looks at the loop
-
-
-def percentile(ordered: Sequence[float], share: float) -> float:
-    """Of ``ordered`` (ascending, not empty), straight between neighbours, as numpy's default and vLLM's bench."""
-    place = share * (len(ordered) - 1)
-    low = math.floor(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
 def spread(values: Iterable[float]) -> Spread | None:

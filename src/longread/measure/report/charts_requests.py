@@ -6,7 +6,7 @@ Knows requests; a run without them has none of these.
 import math
 from collections.abc import Iterable, Sequence
 
-from longread.measure.load.overhead import percentile
+from longread.measure.intervals import percentile
 from longread.measure.report.numbers import figure, percent, plain
 from longread.measure.report.run import Request, Run
 from longread.plan.drawing import Axis, Bar, Picture, Series, bars, chart, log_range

@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-from longread.measure.gate.statistics import normal_quantile, paired_drop, samples_to_decide
-from longread.measure.intervals import wilson
-from longread.measure.load.overhead import percentile
+from longread.measure.gate.statistics import paired_drop, samples_to_decide
+from longread.measure.intervals import normal_quantile, percentile, wilson
 from longread.measure.report import ratios
 from longread.measure.report.conditions import Difference, differences, only_grave, repeats_differ, same_asks
 from longread.measure.report.definitions import LATENCIES, RATES, TOOLS, Quantity, Tool, called

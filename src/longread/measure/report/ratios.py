@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from longread.measure.gate.statistics import t_quantile
+from longread.measure.intervals import t_quantile
 
 DRAWS = 1000
 CELLS = 4_000_000  # numbers drawn at once

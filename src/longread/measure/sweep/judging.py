@@ -14,10 +14,9 @@ Pure arithmetic; knows nothing of servers. "Meets" means that at least a wanted 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist, fmean
+from statistics import fmean
 
-from longread.measure.intervals import wilson
-from longread.measure.load.estimates import student
+from longread.measure.intervals import normal_quantile, t_quantile, wilson
 from longread.measure.load.goodput import met
 from longread.measure.load.outcome import Outcome
 from longread.measure.sweep.search import Said
@@ -25,6 +24,7 @@ from longread.measure.sweep.search import Said
 RAMP = 0.2
 BATCHES, PER_BATCH = 8, 4
 WINDOW = 5.0
+ERROR = 0.05  # two-sided
 EQUAL = 1e-9  # of the spread: rounding
 
 
@@ -51,11 +51,11 @@ class Verdict:
     reason: str
 
 
-def quantile(probes: int, looks: int, risk: float = 0.05) -> float:
+def quantile(probes: int, looks: int, risk: float = ERROR) -> float:
     """The z with which ``probes`` verdicts, each looked at up to ``looks`` times, are all right with 1 - ``risk``
     (Bonferroni), so that the interval of a whole search holds with that.
     """
-    return NormalDist().inv_cdf(1 - risk / 2 / (probes * looks))
+    return normal_quantile(risk / (probes * looks))
 
 
 def needed(share: float, z: float) -> int:
@@ -130,4 +130,4 @@ def _growing(latencies: Sequence[float]) -> bool:
     across = math.fsum((i - centre) ** 2 for i in range(BATCHES))
     slope = math.fsum((i - centre) * (m - middle) for i, m in enumerate(means)) / across
     left = math.fsum((m - middle - slope * (i - centre)) ** 2 for i, m in enumerate(means))
-    return slope > student(BATCHES - 2) * math.sqrt(left / (BATCHES - 2) / across)
+    return slope > t_quantile(ERROR, BATCHES - 2) * math.sqrt(left / (BATCHES - 2) / across)
