@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from longread.measure.files import write_json
 from longread.measure.load.metrics import Wanted, flat, summarise
 from longread.measure.load.outcome import Outcome, Overhead, Run, Spread
-from longread.measure.load.result import Lines, block, lines_path, write_atomically
+from longread.measure.load.result import Lines, block, lines_path
 
 KINDS = ("short", "document")
 PARTS = ("receive", "parse", "tokenise", "lookup", "queue", "load_disk", "prefill", "sample", "first_byte")
@@ -144,7 +145,7 @@ def write(path: Path, made: Made, detailed: bool = False, lines: bool = True) ->
         with Lines(place, detailed) as out:
             for row in rows:
                 out.add(row)
-    write_atomically(path, found)
+    write_json(path, found)
     return path
 
 

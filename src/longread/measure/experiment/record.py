@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from longread.measure.experiment.plan import Visit, slug
-from longread.measure.load.result import write_atomically
+from longread.measure.files import write_json
 from longread.spec.errors import ConfigError
 
 VISIT, REPORT, MARKDOWN = "visit.json", "experiment.json", "experiment.md"
@@ -71,11 +71,11 @@ class Folder:
         return found if whole else None
 
     def keep(self, visit: Visit, done: Done) -> None:
-        write_atomically(self.of(visit) / VISIT, asdict(done))
+        write_json(self.of(visit) / VISIT, asdict(done))
 
     def write(self, document: Mapping[str, Any], markdown: str) -> tuple[Path, Path]:
         """The report."""
-        write_atomically(self.path / REPORT, document)
+        write_json(self.path / REPORT, document)
         target = self.path / MARKDOWN
         target.write_text(markdown, encoding="utf-8")
         return self.path / REPORT, target

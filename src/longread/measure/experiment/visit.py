@@ -15,10 +15,10 @@ from longread.measure import quality
 from longread.measure.experiment.file import SCRATCH, Experiment, Server
 from longread.measure.experiment.plan import Configuration, Visit, gate_identity, slug
 from longread.measure.experiment.record import Done, Folder, read_json
+from longread.measure.files import write_json
 from longread.measure.gate import record
 from longread.measure.gate.errors import GateError
 from longread.measure.load.bench import measure
-from longread.measure.load.result import write_atomically
 from longread.measure.result import this_commit
 from longread.measure.started import Launch, Started
 from longread.spec.errors import LongreadError
@@ -116,7 +116,7 @@ def _gate(experiment: Experiment, folder: Folder, configuration: Configuration, 
                 raise GateError("the base was not recorded, so there is nothing to compare with")
             check = quality.Check(wanted.settings, wanted.profile, record.read(base_path), base_path)
             outcome = quality.check(check, base_url, model, experiment.headers)
-            write_atomically(path, quality.block(outcome, base_path))
+            write_json(path, quality.block(outcome, base_path))
         why.unlink(missing_ok=True)
     except LongreadError as error:
         path.with_suffix(".part").unlink(missing_ok=True)

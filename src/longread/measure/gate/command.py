@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from longread.measure.files import write_json
 from longread.measure.gate import record, report
 from longread.measure.gate.errors import GateError
 from longread.measure.gate.profiles import profile_of
@@ -48,7 +49,7 @@ def run(settings: Settings, profile_name: str, base_path: Path | None, output: P
     with _lines(evidence) as keep, _progress() as progress:
         outcome = asyncio.run(run_gate(settings, profile, before, Watch(keep, progress)))
     if output is not None:
-        record.write_json(output, outcome.document(), indent=1)
+        write_json(output, outcome.document())
     return _show(outcome, everything)
 
 
@@ -56,7 +57,7 @@ def compare(base_path: Path, candidate_path: Path, profile_name: str, output: Pa
     """Judge one recording against another."""
     outcome = compare_files(record.read(base_path), record.read(candidate_path), profile_of(profile_name))
     if output is not None:
-        record.write_json(output, outcome.document(), indent=1)
+        write_json(output, outcome.document())
     return _show(outcome, everything)
 
 

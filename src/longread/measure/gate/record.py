@@ -4,13 +4,14 @@ JSON, versioned, with provenance. Knows no HTTP and judges nothing.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
+from longread.measure.files import write_json
 from longread.measure.gate.distribution import Position
 from longread.measure.gate.documents import MIN_LENGTH, OWN, VERSION, Paper, Plan, Style
 from longread.measure.workloads.ask import ExpectedKind
@@ -138,17 +139,7 @@ class Sayings:
             "said": [one.model_dump(mode="json", exclude_defaults=True) for one in self.said],
             "again": [one.model_dump(mode="json", exclude_defaults=True) for one in self.again],
         }
-        write_json(path, document)
-
-
-def write_json(path: Path, document: Mapping[str, object], indent: int | None = None) -> None:
-    """Whole or not at all. Raises ConfigError where the path cannot be written."""
-    beside = path.with_name(path.name + ".part")
-    try:
-        beside.write_text(json.dumps(document, ensure_ascii=False, indent=indent) + "\n", encoding="utf-8")
-        beside.replace(path)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
+        write_json(path, document, indent=None)
 
 
 def packed(positions: Iterable[Position]) -> tuple[tuple[str, float | None, tuple[Pair, ...]], ...]:

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from longread.measure import quality
+from longread.measure.files import write_json
 from longread.measure.load.calibrate import Calibration, calibrate, warnings
 from longread.measure.load.metrics import Summary, Wanted, flat, summarise
 from longread.measure.load.outcome import Outcome, Run
-from longread.measure.load.result import Lines, block, lines_path, write_atomically
+from longread.measure.load.result import Lines, block, lines_path
 from longread.measure.load.run import Limits, Progress, Stop, run
 from longread.measure.load.samples import EVERY, Sampler
 from longread.measure.load.schedule import Schedule
@@ -133,7 +134,7 @@ def measure(job: Job) -> Measured:
         own["samples"] = sampler.block(ended.started)
     document = {**_vllm(job, target, schedule, summary), **flat(summary), **_detail(job, ended), "longread": own}
     if path is not None:
-        write_atomically(path, document)
+        write_json(path, document)
     return Measured(summary, document, said, calibration, path, interrupted)
 
 

@@ -17,8 +17,6 @@ Schema 1 of the ``longread`` block; a field is None where it is not known:
 - ``client``: its own cost; ``server``: what it told of itself; ``provenance``: how to do it again
 """
 
-import json
-import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -40,21 +38,6 @@ LINES = ".requests.jsonl"
 def lines_path(path: Path) -> Path:
     """Where the requests of the result at ``path`` are."""
     return path.with_name(path.name.removesuffix(".json") + LINES)
-
-
-def write_atomically(path: Path, document: Mapping[str, Any]) -> None:
-    """As indented JSON. Either the whole file is there afterwards, or what was there before."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with draft.open("w", encoding="utf-8") as out:
-            json.dump(document, out, indent=1, ensure_ascii=False, allow_nan=False)
-            out.write("\n")
-            out.flush()
-            os.fsync(out.fileno())
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 class Lines:

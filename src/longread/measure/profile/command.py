@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from longread.measure.files import write_json
 from longread.measure.load.bench import Job, Measured, client_provenance, measure
-from longread.measure.load.result import write_atomically
 from longread.measure.load.target import Target
 from longread.measure.profile import kernels
 from longread.measure.profile.attribution import Attribution, attribute
@@ -51,7 +51,7 @@ def profile(timed: Job, profiled: Job, num_steps: int, hardware: Hardware | None
         "provenance": client_provenance(),
     }
     if output is not None:
-        write_atomically(output, document)
+        write_json(output, document)
     return Profiled(first, attribution, found, why, document, interrupted)
 
 

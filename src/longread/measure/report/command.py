@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from longread.measure.load.result import write_atomically
+from longread.measure.files import appearing, write_json
 from longread.measure.report import compare_table, page, png
 from longread.measure.report.compare import Wanted
 from longread.measure.report.compare import compare as compared
@@ -23,7 +23,7 @@ def compare(a: Path, b: Path, gates: Sequence[Path], wanted: Wanted, output: Pat
         run.gate = gate_for(run, [*([run.gate] if run.gate is not None else []), *more])
     found = compared(*sides, wanted)
     if output is not None:
-        write_atomically(output, found.document())
+        write_json(output, found.document())
     compare_table.show(found)
     if output is not None:
         print(f"written: {output}")
@@ -39,13 +39,8 @@ def report(files: Sequence[Path], output: Path, png_folder: Path | None, title: 
         png.check()
     found = read_all(files)
     made = page.render(found, title)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    draft = output.with_name(f".{output.name}.part")
-    try:
-        draft.write_text(made.html, encoding="utf-8")
-        draft.replace(output)
-    finally:
-        draft.unlink(missing_ok=True)
+    with appearing(output) as out:
+        out.write(made.html)
     print(f"written: {output} ({len(found.all_runs):,} runs, {len(found.gates):,} gates, {len(found.plans):,} plans)")
     if png_folder is not None:
         written = png.write(png_folder, made.pictures)

@@ -14,9 +14,10 @@ from typing import Any
 
 from rich.console import Console
 
+from longread.measure.files import write_json
 from longread.measure.gate.verdict import EXIT
 from longread.measure.load.outcome import Outcome
-from longread.measure.load.result import line, write_atomically
+from longread.measure.load.result import line
 from longread.measure.stress import report
 from longread.measure.stress.run import Settings, stress
 
@@ -35,7 +36,7 @@ def run(settings: Settings, output: Path | None) -> int:
         with _progress() as tell:
             found = asyncio.run(stress(settings, log, tell, keep))
     if output is not None:
-        write_atomically(output, found.document())
+        write_json(output, found.document())
     console = Console(highlight=False)
     console.print(report.table(found.results))
     for text in report.notes(found):

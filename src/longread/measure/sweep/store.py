@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from longread.measure.load.result import write_atomically
+from longread.measure.files import write_json
 from longread.measure.sweep.axis import Axis
 from longread.spec.errors import ConfigError
 
@@ -62,7 +62,7 @@ class Book:
         self.write()
 
     def write(self) -> None:
-        write_atomically(self.path, self.document)
+        write_json(self.path, self.document)
 
     def resume(self) -> int:
         """Takes the file's points; returns how many. Raises ConfigError where it is not of the same sweep."""

@@ -4,17 +4,14 @@ Knows rows and files, not what is asked.
 """
 
 import json
-import os
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
+from longread.measure.files import appearing
 from longread.measure.workloads.ask import Ask
 from longread.spec.errors import ConfigError
-
-FORMATS: Final = ("longread", "vllm")
 
 
 def row(ask: Ask) -> dict[str, Any]:
@@ -63,19 +60,11 @@ def write(path: Path, asks: Sequence[Ask], form: str = "longread", tell: Callabl
     if form == "vllm" and path.suffix != ".jsonl":
         raise ConfigError(f"{path}: vLLM reads its custom dataset from files whose name ends in .jsonl only")
     size = 0
-    out, name = tempfile.mkstemp(prefix=f".{path.name[:80]}.", dir=path.parent)
-    try:
-        with os.fdopen(out, "w", encoding="utf-8") as file:
-            for index in range(len(asks)):
-                line = json.dumps(make(asks[index]), ensure_ascii=False) + "\n"
-                file.write(line)
-                size += len(line.encode())
-                if tell is not None:
-                    tell(index + 1)
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(name, 0o666 & ~mask)  # mkstemp's files are their owner's only
-        os.replace(name, path)
-    finally:
-        Path(name).unlink(missing_ok=True)  # where it was not moved
+    with appearing(path) as out:
+        for index in range(len(asks)):
+            line = json.dumps(make(asks[index]), ensure_ascii=False) + "\n"
+            out.write(line)
+            size += len(line.encode())
+            if tell is not None:
+                tell(index + 1)
     return size
