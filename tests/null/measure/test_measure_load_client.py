@@ -111,7 +111,7 @@ def check_instants(outcomes: Sequence[Outcome], server: ScriptedServer, zero: fl
         known = [(each, times(*labels)[0] - zero - each.sent) for each, _, times in rows if times(*labels)]
         check([getattr(each, name) for each, _ in known], [true for _, true in known], name)
         assert all(getattr(each, name) is None for each, _, times in rows if not times(*labels))
-    lasts = [times("usage", "finish", "text")[-1] for _, _, times in rows]
+    lasts = [times("finish", "text")[-1] for _, _, times in rows]
     check(
         [each.e2el for each, _, _ in rows],
         [t - zero - e.sent for t, (e, _, _) in zip(lasts, rows, strict=True)],
@@ -127,6 +127,21 @@ def check_instants(outcomes: Sequence[Outcome], server: ScriptedServer, zero: fl
     check([each.tpot for each, _ in counted], [true for _, true in counted], "tpot")
 
 
+LATE_USAGE: list[Step] = [
+    *answer(["a"] * 4, first=0.02, gap=0.01, counted=False)[:-3],
+    *(Wait(0.02), delta("finish", finish="stop"), Wait(0.04), usage(7, 4), DONE, End()),
+]
+
+
+def test_usage_after_the_answer_is_in_the_run_but_not_in_its_latency() -> None:
+    """As in vLLM's bench: the last event with a choice ends the answer, the last event of all its place in the cap."""
+    result, _ = measure(lambda n, body: LATE_USAGE, 4, Schedule(max_concurrency=1))
+    after = [(each.ended or 0.0) - (each.last or 0.0) for each in result.outcomes]
+    assert min(after) >= 0.0
+    assert max(after) > 0.0
+    assert result.duration == result.outcomes[-1].ended
+
+
 @pytest.mark.parametrize(
     "script",
     [
@@ -136,8 +151,9 @@ def check_instants(outcomes: Sequence[Outcome], server: ScriptedServer, zero: fl
         answer(["several tokens here"] * 6, first=0.02, gap=0.015, tokens=31),
         answer(["a"], first=0.02),
         answer(["a"] * 6, first=0.02, gap=0.01, counted=False),
+        LATE_USAGE,
     ],
-    ids=["plain", "no role chunk", "reasoning", "several tokens a chunk", "one token", "no usage"],
+    ids=["plain", "no role chunk", "reasoning", "several tokens a chunk", "one token", "no usage", "late usage"],
 )
 def test_every_instant_is_when_the_server_sent_it(script: list[Step]) -> None:
     clock = Clock()

@@ -48,12 +48,19 @@ def read(*pieces: bytes) -> Outcome:
 def test_instants_belong_to_the_first_of_each_kind() -> None:
     pieces = [f"data: {json.dumps(d)}\n\n".encode() for d in CHAT]
     outcome = read(*pieces, b"data: [DONE]\n\n")
-    assert (outcome.first_chunk, outcome.first_reasoning, outcome.first_answer, outcome.last) == (0.0, 1.0, 2.0, 3.0)
+    assert (outcome.first_chunk, outcome.first_reasoning, outcome.first_answer, outcome.last) == (0.0, 1.0, 2.0, 2.0)
     assert list(outcome.chunk_times) == [1.0, 2.0]
     assert (outcome.ttfc, outcome.ttft, outcome.ttfrt, outcome.ttfat) == (0.0, 1.0, 1.0, 2.0)
     assert (outcome.prompt_tokens, outcome.output_tokens, outcome.tokens_from) == (9, 4, "usage")
     assert (outcome.cached_tokens, outcome.reasoning_tokens) == (0, 3)  # a 0 that was told is a 0
     assert (outcome.text, outcome.reasoning, outcome.finish_reason) == ("yes", "hm, 中文", "stop")
+
+
+def test_the_last_event_of_all_is_not_the_end_of_the_answer() -> None:
+    reader = Reader(Outcome("k", "chat"))
+    for number, piece in enumerate((*CHAT, "[DONE]")):
+        reader.feed(f"data: {piece if isinstance(piece, str) else json.dumps(piece)}\n\n".encode(), float(number))
+    assert (reader.outcome.last, reader.heard) == (2.0, 4.0)
 
 
 @given(st.lists(st.integers(0, 700), max_size=12), st.sampled_from(["\n\n", "\r\n\r\n", "\n: a comment\n\n"]))

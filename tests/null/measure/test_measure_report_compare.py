@@ -55,6 +55,17 @@ def test_a_thing_with_itself_is_rarely_anything(tmp_path: Path, monkeypatch: pyt
     assert wrong <= 4
 
 
+def test_goodput_of_the_same_slos_is_compared_as_a_share(tmp_path: Path) -> None:
+    slos = {"ttft": 900.0}
+    fast, slow = Made(requests=300, seed=1, slos=slos), Made(requests=300, seed=2, slos=slos, slower=3.0)
+    found = pair(tmp_path, fast, slow)
+    row = next(row for row in found.rows if row.metric == "goodput")
+    assert row.verdict == "worse"
+    assert row.a is not None and row.b is not None and row.a > row.b
+    other = pair(tmp_path, fast, Made(requests=300, seed=2, slos={"ttft": 800.0}))
+    assert "goodput" not in {row.metric for row in other.rows}
+
+
 def test_enough_requests_make_it_the_same(tmp_path: Path) -> None:
     a, b = (Made(requests=600, seed=seed, noise=0.02) for seed in (1, 2))
     found = pair(tmp_path, a, b)

@@ -86,7 +86,7 @@ class Client:
             outcome.error = f"{type(error).__name__}: {error}"[:300]
         finally:
             reader.keep()
-            outcome.ended = outcome.last if outcome.status == "ok" else self.clock() - started
+            outcome.ended = reader.heard if outcome.status == "ok" else self.clock() - started
 
     async def _exchange(self, body: bytes, reader: Reader, started: float) -> None:
         out = reader.outcome

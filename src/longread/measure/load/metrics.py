@@ -25,7 +25,8 @@ DEFINITIONS: Mapping[str, str] = {
     "number are left out",
     "itl": "gaps between neighbouring events with text, pooled over requests: inter-chunk, not inter-token, where an "
     "event holds several tokens (see tokens_per_chunk); the name is vLLM's",
-    "e2el": "to the last event of the answer (text, finish reason or usage), of requests answered to their end",
+    "e2el": "to the last event with a choice (text or finish reason; not to usage after it), of requests answered to "
+    "their end",
     "goodput": "requests per second that met every SLO; a failed request meets none, and a TPOT asks nothing of an "
     "answer of at most one token",
     "intervals": "95 %: Student's t over requests for means, order statistics for percentiles, Wilson for shares; "

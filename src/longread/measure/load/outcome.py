@@ -27,7 +27,8 @@ class Outcome:
     it, body ready, no connection sought yet.
     ``first_byte``: the response's head. ``first_chunk``: the first event with a choice, the empty role chunk included.
     ``first_reasoning``, ``first_answer``: the first reasoning text and the first answer text (tool calls count as
-    answer). ``last``: the last event of the answer (text, finish reason or usage), before [DONE].
+    answer). ``last``: the last event with a choice (text or finish reason); usage that comes after it is no part of
+    the answer. ``ended``: the last event of any kind, of an answer; else when it was given up.
     ``chunk_times``: of each event with text; ``chunk_tokens``: tokens of each, empty where the server does not say.
     ``tokens_from``: who counted ``output_tokens``; ``counted_tokens``: the tokenizer's own count of the answer, beside
     the server's. ``server_timing``: milliseconds by the server's own names.
@@ -88,7 +89,7 @@ class Outcome:
 
     @property
     def e2el(self) -> float | None:
-        """Seconds to the last event of a request that was answered to its end; None for the others."""
+        """Seconds to the last event with a choice of a request that was answered to its end; None for the others."""
         return None if self.last is None or self.status != "ok" else self.last - self.sent
 
     @property

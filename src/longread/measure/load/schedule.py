@@ -2,14 +2,16 @@
 
 Knows rates, seeds and asks with times of their own. Must not know HTTP, nor what is asked.
 
-Open loop: arrivals of a seeded gamma process (``burstiness`` 1 is Poisson, infinite is a constant rate), as in vLLM's
-bench, or the asks' own times (a trace). Closed loop: an infinite rate under ``max_concurrency``. With both the cap
-holds back what the rate wanted; each outcome says for how long.
+Open loop: arrivals of a seeded gamma process (``burstiness`` 1 is Poisson, infinite is a constant rate), scaled so that
+their mean gap is exactly 1 / rate, as vLLM's bench does: of 100 drawn gaps the sum is off by 10 % (one sigma), and it
+would be the seed that sets the load. Or the asks' own times (a trace). Closed loop: an infinite rate under
+``max_concurrency``. With both the cap holds back what the rate wanted; each outcome says for how long.
 
 The unit is a session: a request without one is a session of one turn. A rate is of sessions' first turns, and the cap
 is of sessions under way, thinking included, so requests in flight are never more.
 """
 
+import itertools
 import math
 import random
 from collections.abc import Sequence
@@ -46,19 +48,19 @@ class Schedule:
         return self.trace or self.rate < math.inf
 
     def starts(self, count: int) -> list[float]:
-        """Seconds at which each of ``count`` sessions is due, the first at 0; without a trace."""
+        """Seconds at which each of ``count`` sessions is due, the first at 0, the last at (count - 1) / rate; without a
+        trace.
+        """
         if self.rate == math.inf:
             return [0.0] * count
-        draw, at, due = random.Random(self.seed), 0.0, []
-        for _ in range(count):
-            due.append(at)
-            at += self._gap(draw)
-        return due
+        draw = random.Random(self.seed)
+        due = [0.0, *itertools.accumulate(self._gap(draw) for _ in range(count - 1))][:count]
+        scale = (count - 1) / self.rate / due[-1] if due and due[-1] > 0 else 1.0
+        return [at * scale for at in due]
 
     def _gap(self, draw: random.Random) -> float:
-        if self.burstiness == math.inf:
-            return 1 / self.rate
-        return draw.gammavariate(self.burstiness, 1 / (self.rate * self.burstiness))
+        """Before it is scaled."""
+        return 1.0 if self.burstiness == math.inf else draw.gammavariate(self.burstiness, 1.0)
 
 
 @dataclass(frozen=True, slots=True)

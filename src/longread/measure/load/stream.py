@@ -51,11 +51,14 @@ class Events:
 
 
 class Reader:
-    """Fills ``outcome`` from the response's body. ``done``: [DONE] was seen."""
+    """Fills ``outcome`` from the response's body. ``done``: [DONE] was seen. ``heard``: the instant of the last event
+    of any kind; the answer itself is over with its last choice, and usage may come later.
+    """
 
     def __init__(self, outcome: Outcome):
         self.outcome = outcome
         self.done = False
+        self.heard: float | None = None
         self._events = Events()
         self._answer: list[str] = []
         self._reasoning: list[str] = []
@@ -66,6 +69,7 @@ class Reader:
         reports in the stream.
         """
         for data in self._events.feed(piece):
+            self.heard = now
             if data.strip() == b"[DONE]":
                 self.done = True
             else:
@@ -103,9 +107,7 @@ class Reader:
         if isinstance(choices, list) and choices and isinstance(choices[0], Mapping):
             self._choice(choices[0], usage, now)
             out.last = now
-        elif isinstance(usage, Mapping):
-            out.last = now
-        elif not isinstance(choices, list):
+        elif not isinstance(choices, list) and not isinstance(usage, Mapping):
             raise StreamError("malformed stream", f"an event without choices: {str(dict(chunk))[:SAID_CHARACTERS]}")
 
     def _choice(self, choice: Mapping[str, Any], usage: object, now: float) -> None:

@@ -439,7 +439,7 @@ def _goodput(a: Run, b: Run, error: float) -> list[Row]:
         return []
     counts = []
     for run in (a, b):
-        good, of, unknown = (run.part("goodput", name) for name in ("good", "requests", "unknown"))
+        good, of, unknown = (run.part("goodput", name) for name in ("good", "counted", "unknown"))
         if not isinstance(good, int) or not isinstance(of, int) or unknown or not 0 <= good <= of:
             return []
         counts.append((good, of))

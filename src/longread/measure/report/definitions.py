@@ -59,13 +59,13 @@ LATENCIES: Mapping[str, Quantity] = {
         Quantity(
             "tpot",
             "TPOT",
-            "(last event - first text) / (output tokens - 1) of each request",
+            "(last event with a choice - first text) / (output tokens - 1) of each request",
             {"longread": "tpot"},
         ),
         Quantity(
             "tpot_chunk",
             "TPOT from the first chunk",
-            "(last event - first event with a choice) / (output tokens - 1) of each request",
+            "(last - first event with a choice) / (output tokens - 1) of each request",
             {"longread": "tpot_chunk", "vllm": "tpot"},
             from_rows="the requests' file",
         ),
@@ -91,7 +91,7 @@ LATENCIES: Mapping[str, Quantity] = {
         Quantity(
             "e2el",
             "E2E",
-            "to the last event of the answer (text, finish reason or usage)",
+            "to the last event with a choice (text or finish reason); usage that comes after it does not count",
             {"longread": "e2el", "vllm": "e2el"},
         ),
         Quantity(
@@ -139,7 +139,8 @@ TRAPS = (
     "TTFT: vLLM's ends with the first chunk, the empty role chunk included; here and in aiperf it ends with text.",
     "TPOT: vLLM's starts at the first chunk, aiperf's (called inter_token_latency) ends with the last text.",
     "ITL: vLLM's are gaps between chunks, aiperf's is a TPOT; with speculative decoding a chunk holds several tokens.",
-    "E2E: aiperf's ends with the last text, here and in vLLM it ends with the last event.",
+    "E2E: aiperf's ends with the last text, here and in vLLM with the last event with a choice, usage not counted.",
+    "Goodput: each tool holds its own TTFT and TPOT to the limits, so the same run has another goodput in each.",
     "Output tokens: vLLM and Longread take the server's usage, aiperf counts with the client's tokenizer unless told.",
 )
 
