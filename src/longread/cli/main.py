@@ -33,6 +33,7 @@ from longread.cli.parser import Parser, UsageError, nearest, refuse_unknown, sho
 from longread.cli.threads import bound_spinning
 from longread.cli.version import version
 from longread.spec.errors import CheckpointError, ConfigError, LongreadError
+from longread.spec.printing import printable
 
 COMMANDS = {
     "serve": serve,
@@ -117,7 +118,8 @@ def _run(arguments: list[str]) -> int:
 
 
 def _say(text: str, code: int) -> int:
-    print(f"longread: {text}", file=sys.stderr, flush=True)
+    # A message quotes servers and files, and a terminal obeys what it is sent.
+    print(f"longread: {printable(text, newline=chr(10))}", file=sys.stderr, flush=True)
     return code
 
 

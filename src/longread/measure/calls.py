@@ -12,6 +12,7 @@ from urllib.parse import quote
 import httpx
 
 from longread.spec.errors import LongreadError
+from longread.spec.printing import printable
 
 ROUTE = "/v1/longread/requests"
 SECONDS = 30.0
@@ -81,11 +82,6 @@ class Source:
 def _message(data: object) -> str:
     error = data.get("error") if isinstance(data, Mapping) else None
     return str(error.get("message", "no reason given") if isinstance(error, Mapping) else "no reason given")
-
-
-def printable(text: str) -> str:
-    """One line with everything that a terminal could obey written as an escape."""
-    return "".join(c if c.isprintable() else "⏎" if c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
 def head_line(record: Mapping[str, Any]) -> str:

@@ -9,7 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from longread.measure.calls import head_line, printable, reuse_line
+from longread.measure.calls import head_line, reuse_line
+from longread.spec.printing import printable
 
 # What a reason means and what can be done about it.
 ADVICE = {

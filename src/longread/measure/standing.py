@@ -9,7 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from longread.measure.calls import head_line, printable
+from longread.measure.calls import head_line
+from longread.spec.printing import printable
 
 # What it waits for, and what can be done about it.
 ADVICE = {

@@ -12,8 +12,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from longread.measure.calls import head_line, printable, reuse_line
+from longread.measure.calls import head_line, reuse_line
 from longread.measure.standing import lines
+from longread.spec.printing import printable
 
 BAR = 48  # cells, where the terminal is wide enough
 BESIDE_BAR = 64  # what the other columns take

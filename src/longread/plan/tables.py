@@ -4,21 +4,34 @@ Knows rich. No figure is ever cut or left out: what does not fit side by side is
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.measure import Measurement
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
+
+from longread.spec.printing import printable
 
 PIPED = 100_000  # columns: nothing is wrapped for a program, or for a pager that scrolls
 _ANY = 1_000_000  # columns in which a table takes what it needs
 _GAP = "   "  # between two fields of a record
 
 
+class Screen(Console):
+    """A console that shows no control character of a text: what a server or a file says cannot move the cursor, clear
+    the screen or name the window. rich's own controls are no text and go through.
+    """
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else printable(text, newline="\n"), style, control)
+
+
 def console() -> Console:
     """stdout: as wide as a terminal is, and without a width where there is none."""
-    return Console(highlight=False) if sys.stdout.isatty() else Console(width=PIPED, highlight=False)
+    return Screen(highlight=False) if sys.stdout.isatty() else Screen(width=PIPED, highlight=False)
 
 
 def print_records(

@@ -14,9 +14,10 @@ from longread.cli import explain as explain_command
 from longread.cli import main as cli
 from longread.cli.parser import Parser
 from longread.measure import explain, trace
-from longread.measure.calls import Source, printable, reuse_line
+from longread.measure.calls import Source, reuse_line
 from longread.server.clock import PARTS
 from longread.server.options import ServerOptions
+from longread.spec.printing import printable
 from longread.spec.reuse import MISS_REASONS
 
 Capture = pytest.CaptureFixture[str]

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from longread.measure.files import write_json
 from longread.measure.gate import record, report
@@ -18,6 +19,7 @@ from longread.measure.gate.errors import GateError
 from longread.measure.gate.profiles import profile_of
 from longread.measure.gate.run import Outcome, Settings, Watch, compare_files, make_base, run_gate
 from longread.measure.gate.verdict import EXIT
+from longread.plan.tables import Screen
 
 INTERRUPTED = 130
 
@@ -28,14 +30,14 @@ def base(settings: Settings, like: Path | None, output: Path) -> int:
     with _progress() as progress:
         found = asyncio.run(make_base(settings, pattern, Watch(progress=progress)))
     found.write(output)
-    console = Console(highlight=False)
+    console = Screen(highlight=False)
     stopped = found.provenance.get("stopped")
     console.print(
-        f"{output}: {len(found.said):,} answers of {found.provenance['model']}, "
+        f"{escape(str(output))}: {len(found.said):,} answers of {escape(str(found.provenance['model']))}, "
         f"{found.provenance['requests']:,} requests, {found.provenance['seconds']} s"
     )
     if stopped is not None:
-        console.print(f"not complete: {stopped}")
+        console.print(Text(f"not complete: {stopped}"))
     return 0 if found.complete else INTERRUPTED if stopped == "interrupted" else 1
 
 
@@ -63,12 +65,12 @@ def compare(base_path: Path, candidate_path: Path, profile_name: str, output: Pa
 
 def profiles(own: str | None) -> int:
     """Print the limits."""
-    Console(highlight=False).print(report.limits_table(None if own is None else profile_of(own)))
+    Screen(highlight=False).print(report.limits_table(None if own is None else profile_of(own)))
     return 0
 
 
 def _show(outcome: Outcome, everything: bool) -> int:
-    console = Console(highlight=False)
+    console = Screen(highlight=False)
     console.print(report.findings_table(outcome.levels, everything))
     for line in report.told(outcome):
         console.print(line)
@@ -95,7 +97,7 @@ def _lines(path: Path | None) -> Iterator[Callable[[Mapping[str, object]], None]
 @contextmanager
 def _progress() -> Iterator[Callable[[int, int, str], None]]:
     """A bar on a terminal, a line a step elsewhere."""
-    console = Console(stderr=True, highlight=False)
+    console = Screen(stderr=True, highlight=False)
     if not console.is_terminal:
         yield lambda done, total, words: console.print(f"gate: {words}", markup=False)
         return

@@ -29,7 +29,7 @@ def findings_table(levels: Iterable[LevelResult], everything: bool = False) -> T
             table.add_row(Text(f"not run: {level.not_run}", style="dim"))
         for finding in level.findings:
             if finding.verdict is not None or everything:
-                table.add_row(finding.name, *_cells(finding))
+                table.add_row(Text(finding.name), *_cells(finding))
         table.add_section()
     return table
 

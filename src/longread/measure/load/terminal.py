@@ -17,7 +17,7 @@ from longread.measure.load.estimates import Estimate, Interval
 from longread.measure.load.metrics import Summary, percent_name
 from longread.measure.load.outcome import Outcome, Spread
 from longread.measure.load.run import Progress as Told
-from longread.plan.tables import console, print_records
+from longread.plan.tables import Screen, console, print_records
 
 EVERY = 10.0  # seconds between lines where nobody watches a bar
 NAMES = {
@@ -94,7 +94,7 @@ class _Lines(_Counts):
 @contextmanager
 def display() -> Iterator[Told]:
     """A bar on a terminal, lines elsewhere."""
-    screen = Console(stderr=True)
+    screen = Screen(stderr=True)
     if not screen.is_terminal:
         yield _Lines()
         return
