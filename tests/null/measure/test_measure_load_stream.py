@@ -150,3 +150,35 @@ def test_a_count_that_is_none_stays_missing(wrong: dict) -> None:
     outcome = read(stream(rows))
     assert outcome.output_tokens is None
     assert outcome.tokens_from is None
+
+
+@pytest.mark.parametrize("count", [-5, 2**31 + 1, 2**63, 2**64 - 1, 10**30, 2.5, "12", True, None, [1], {}])
+def test_a_count_that_is_none_reaches_no_figure(count: object) -> None:
+    told = {"prompt_tokens": count, "completion_tokens": count, "prompt_tokens_details": {"cached_tokens": count}}
+    running = [{**CHAT[1], "usage": told}, {**CHAT[2], "usage": told}, {"choices": [], "usage": told}]
+    outcome = read(stream(running))
+    assert (outcome.prompt_tokens, outcome.output_tokens, outcome.cached_tokens) == (None, None, None)
+    assert not outcome.chunk_tokens and outcome.tokens_from is None
+
+
+def test_running_usage_that_falls_tells_no_tokens_of_chunks() -> None:
+    usages = [{"completion_tokens": 5}, {"completion_tokens": 2}]
+    outcome = read(stream([{**CHAT[1], "usage": usages[0]}, {**CHAT[2], "usage": usages[1]}]))
+    assert not outcome.chunk_tokens and outcome.output_tokens == 2
+
+
+@pytest.mark.parametrize("reason", ["abort", "error"])
+def test_an_answer_that_the_server_gave_up_is_not_answered(reason: str) -> None:
+    given_up = {"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]}
+    with pytest.raises(StreamError) as caught:
+        read(stream([CHAT[2] | {"choices": [{"index": 0, "delta": {"content": "yes"}}]}, given_up]))
+    assert caught.value.kind == f"finish reason {reason}"
+
+
+def test_a_second_choice_is_no_part_of_the_answer() -> None:
+    with pytest.raises(StreamError, match="choice 1 where one was asked for"):
+        read(stream([CHAT[2], {"choices": [{"index": 1, "delta": {"content": "no"}}]}]))
+
+
+def test_what_stands_behind_done_in_the_same_piece_counts_for_nothing() -> None:
+    assert read(stream(CHAT) + b'data: {"error": {"message": "late"}}\n\n').text == "yes"

@@ -10,7 +10,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,8 +31,8 @@ from longread.measure.load.terminal import display, show
 from longread.measure.load.tokens import count_outputs, count_prompts
 from longread.measure.quality import Check
 from longread.measure.result import command_line, this_commit, this_machine
-from longread.measure.workloads.ask import Workload
-from longread.measure.workloads.counting import counter
+from longread.measure.workloads.ask import Ask, Workload
+from longread.measure.workloads.counting import Counter, counter
 
 INTERRUPTED = 130
 PACKAGES = ("longread", "aiohttp", "orjson", "tokenizers")
@@ -117,8 +117,7 @@ def measure(job: Job) -> Measured:
     sampler = Sampler(target, job.server_pid, job.sample_every) if job.sample_every > 0 else None
     ended, before, after, calibration, interrupted = _measured(job, target, schedule, workload, path, sampler)
     if count is not None:
-        count_outputs(ended.outcomes, count)
-        count_prompts(ended.outcomes, workload.asks, count)
+        _count(ended.outcomes, workload.asks, count)
     summary = summarise(ended, job.wanted)
     said = warnings(summary, calibration) + ([] if told is None else [quality.sentence(told)])
     own = block(
@@ -151,25 +150,40 @@ def _measured(
 ) -> tuple[Run, Look, Look, Calibration | None, bool]:
     """The run, the server before and after it, the client against nothing, and whether it was interrupted."""
 
-    async def all_of_it() -> tuple[Run, Look, Look, Calibration | None, bool]:
-        with ExitStack() as stack:
-            lines = stack.enter_context(Lines(lines_path(path), job.detailed)) if path is not None else None
-            told = _Hooks(target, stack.enter_context(display()), lines, sampler)
-            if sampler is not None:
-                stack.callback(sampler.stop)
-            ended = await run(workload.asks, target, schedule, job.limits, told, told.stop)
-        asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
+    ended, before, stop = asyncio.run(_loaded(job, target, schedule, workload, path, sampler))
+    after, calibration, interrupted = Look(), None, bool(stop.asked)
+    try:  # a Ctrl-C from here on costs what is asked for here, and not what was measured
         after = look(target)
-        calibration = None
-        if job.calibrated and not told.stop.asked:
+        if job.calibrated and not interrupted:
             gaps = [each.tpot for each in ended.outcomes if each.tpot is not None]
-            try:
-                calibration = await calibrate(ended.peak, sum(gaps) / len(gaps) if gaps else 0.0)
-            except OSError as error:
-                print(f"longread: the client is not calibrated: {error}", file=sys.stderr)
-        return ended, told.before or Look(), after, calibration, bool(told.stop.asked)
+            calibration = asyncio.run(calibrate(ended.peak, sum(gaps) / len(gaps) if gaps else 0.0))
+    except KeyboardInterrupt:
+        interrupted = True
+    except OSError as error:
+        print(f"longread: the client is not calibrated: {error}", file=sys.stderr)
+    return ended, before, after, calibration, interrupted
 
-    return asyncio.run(all_of_it())
+
+async def _loaded(
+    job: Job, target: Target, schedule: Schedule, workload: Workload, path: Path | None, sampler: Sampler | None
+) -> tuple[Run, Look, Stop]:
+    """The run, the server before it, and how often it was interrupted."""
+    with ExitStack() as stack:
+        lines = stack.enter_context(Lines(lines_path(path), job.detailed)) if path is not None else None
+        told = _Hooks(target, stack.enter_context(display()), lines, sampler)
+        if sampler is not None:
+            stack.callback(sampler.stop)
+        ended = await run(workload.asks, target, schedule, job.limits, told, told.stop)
+    return ended, told.before or Look(), told.stop
+
+
+def _count(outcomes: Sequence[Outcome], asks: Sequence[Ask], count: Counter) -> None:
+    """Tokens by the tokenizer; long texts take their time, and whoever ends it keeps the rest."""
+    try:
+        count_outputs(outcomes, count)
+        count_prompts(outcomes, asks, count)
+    except KeyboardInterrupt:
+        print("longread: tokens are not all counted: interrupted", file=sys.stderr)
 
 
 class _Hooks(Progress):

@@ -24,6 +24,7 @@ FIRST_SECONDS = 0.002
 GAP_SECONDS = (0.002, 0.03)
 SECONDS = 20.0
 FAILED = 0.01  # of requests
+SPARE_EVENTS = 2  # with text and without a token: a parser of tool calls may split and close what it held back
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +130,29 @@ def _answers(summary: Summary) -> list[str]:
         said.append(
             f"the server counts {told:,} output tokens and the tokenizer {counted:,}: is it the model's tokenizer?"
         )
+    said += _impossible(outcomes)
     opened = summary.run.overhead.new_connections
     if opened > 2 * summary.run.peak + 0.05 * len(outcomes):
         said.append(
             f"{opened} of {len(outcomes)} requests opened a new connection with at most {summary.run.peak} in flight: "
             "the server closes connections, and their TTFT contains opening one"
         )
+    return said
+
+
+def _impossible(outcomes: Sequence[Outcome]) -> list[str]:
+    """Counts of the server's that cannot be: every figure that divides by them is worth nothing."""
+    told = [each for each in outcomes if each.status == "ok" and each.tokens_from == "usage"]
+    few = [each for each in told if (each.output_tokens or 0) + SPARE_EVENTS < len(each.chunk_times)]
+    cached = [each for each in outcomes if (each.cached_tokens or 0) > (each.prompt_tokens or 0)]
+    said = []
+    if few:
+        said.append(
+            f"{len(few)} of {len(told)} answers had more events with text than the server counts output tokens "
+            f"(first: {few[0].key}): TPOT and tokens per second are wrong by that"
+        )
+    if cached:
+        said.append(f"{len(cached)} answers tell more cached tokens than their prompt has (first: {cached[0].key})")
     return said
 
 

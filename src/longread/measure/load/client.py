@@ -83,7 +83,7 @@ class Client:
             outcome.status = "refused" if error.kind.startswith("http ") and _refusal(outcome) else "failed"
         except (aiohttp.ClientError, OSError) as error:
             outcome.status, outcome.failure = "failed", _broken(error, outcome)
-            outcome.error = f"{type(error).__name__}: {error}"[:300]
+            outcome.error = _utf8(f"{type(error).__name__}: {error}"[:300])
         finally:
             reader.keep()
             outcome.ended = reader.heard if outcome.status == "ok" else self.clock() - started
@@ -98,17 +98,28 @@ class Client:
             trace_request_ctx=out,
         ) as response:
             out.first_byte, out.http_status = self.clock() - started, response.status
-            out.request_id = response.headers.get("X-Request-Id")
-            if "Server-Timing" in response.headers:
-                out.server_timing = header_timing(response.headers["Server-Timing"])
+            out.request_id = _header(response, "X-Request-Id")
+            timing = _header(response, "Server-Timing")
+            if timing is not None:
+                out.server_timing = header_timing(timing)
             if response.status != 200:
                 raise StreamError(f"http {response.status}", await _error_text(response))
             if response.content_type != "text/event-stream":
-                raise StreamError("no event stream", f"{response.content_type}: {await _error_text(response)}")
+                raise StreamError("no event stream", f"{_utf8(response.content_type)}: {await _error_text(response)}")
             while not reader.done and (piece := await response.content.readany()):
                 reader.feed(piece, self.clock() - started)
             reader.close()
             await _rest(response)
+
+
+def _header(response: aiohttp.ClientResponse, name: str) -> str | None:
+    value = response.headers.get(name)
+    return None if value is None else _utf8(value)
+
+
+def _utf8(text: str) -> str:
+    """Headers come with bytes that are no UTF-8 as lone surrogates, which no file takes."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _refusal(outcome: Outcome) -> bool:

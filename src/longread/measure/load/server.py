@@ -20,6 +20,7 @@ from longread.spec.errors import ConfigError, LongreadError
 SECONDS = 10.0
 BODY_BYTES = 16 * 2**20
 LABELS, LABEL_CHARACTERS = 64, 200
+MOST_MODELS = 100  # that are listed; the first is asked
 # Whose labels are facts about how a server was started, not about requests.
 _INFO = re.compile(r"^((?:vllm|sglang|longread)[:_]\w*(?:config|info)\w*)\{(.*)\} \S+$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -66,11 +67,14 @@ def look(target: Target) -> Look:
 
 def only_model(base_url: str, found: Look) -> str:
     """The one model that is served. Raises NoServerError where it cannot be told."""
+    if "models" in found.unread and any(f"status {code}" in found.unread["models"] for code in (401, 403)):
+        raise NoServerError(f"{found.unread['models']}: give its API key as OPENAI_API_KEY or by --header")
     if "models" in found.unread:
         raise NoServerError(f"{found.unread['models']}; is the server up at {base_url}? Name it with --base-url")
     if len(found.models) != 1:
         listed = ", ".join(found.models[:10]) or "none"
-        raise NoServerError(f"{base_url} serves {len(found.models)} models ({listed}): choose one with --model")
+        count = f"{MOST_MODELS} models or more" if len(found.models) == MOST_MODELS else f"{len(found.models)} models"
+        raise NoServerError(f"{base_url} serves {count} ({listed}): choose one with --model")
     return found.models[0]
 
 
@@ -80,7 +84,7 @@ def _models(client: httpx.Client, base: str, found: Look) -> None:
     if not isinstance(data, list):
         found.unread.setdefault("models", f"{base}/v1/models: no list of models")
         return
-    entries = [entry for entry in data[:100] if isinstance(entry, Mapping) and isinstance(entry.get("id"), str)]
+    entries = [entry for entry in data[:MOST_MODELS] if isinstance(entry, Mapping) and isinstance(entry.get("id"), str)]
     # A LoRA or an alias of the same weights names its parent; what is served first is the model itself.
     found.models = tuple(entry["id"][:LABEL_CHARACTERS] for entry in entries)
     if entries:

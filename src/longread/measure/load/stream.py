@@ -4,6 +4,7 @@ Knows the syntax of event streams and the fields of OpenAI's chunks. Must not kn
 the instant at which they came. Source: https://html.spec.whatwg.org/multipage/server-sent-events.html
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,8 @@ from longread.measure.load.outcome import Outcome
 
 EVENT_BYTES = 16 * 2**20  # of one event; a server that never ends a line is not buffered for ever
 SAID_CHARACTERS = 300  # of what a server says about an error
+MOST_TOKENS = 2**31  # of one request; a count above is none, and does not reach a sum
+BROKEN_OFF = ("abort", "error")  # finish reasons by which servers say, with status 200, that they gave up
 
 
 class StreamError(Exception):
@@ -72,14 +75,16 @@ class Reader:
             self.heard = now
             if data.strip() == b"[DONE]":
                 self.done = True
-            else:
-                self._chunk(_object(data), now)
+                return  # what stands behind it is no part of the answer, whether it comes in the same piece or not
+            self._chunk(_object(data), now)
 
     def close(self) -> None:
-        """The body is over. Raises StreamError where the answer is not whole: neither [DONE] nor a finish reason, or
-        no chunk at all.
+        """The body is over. Raises StreamError where the answer is not whole: neither [DONE] nor a finish reason, one
+        that says that the server gave up, or no chunk at all.
         """
         out = self.outcome
+        if out.finish_reason in BROKEN_OFF:
+            raise StreamError(f"finish reason {out.finish_reason}", "the server gave up on the answer")
         if not self.done and out.finish_reason is None:
             raise StreamError("half a stream", f"the stream ended after {len(out.chunk_times)} chunks with text")
         if out.first_chunk is None:
@@ -112,6 +117,8 @@ class Reader:
 
     def _choice(self, choice: Mapping[str, Any], usage: object, now: float) -> None:
         out, delta = self.outcome, choice.get("delta")
+        if choice.get("index") not in (0, None):
+            raise StreamError("malformed stream", f"choice {choice['index']!r:.40} where one was asked for")
         if out.first_chunk is None:
             out.first_chunk = now
         reason = choice.get("finish_reason")
@@ -141,7 +148,8 @@ class Reader:
         tokens = (told.get("content") or told.get("tokens")) if isinstance(told, Mapping) else None
         total = whole(usage.get("completion_tokens")) if isinstance(usage, Mapping) else None
         if total is not None:
-            out.chunk_tokens.append(total - self._counted)
+            if total >= self._counted:  # one that falls is no count
+                out.chunk_tokens.append(total - self._counted)
             self._counted = total
         elif isinstance(tokens, list):
             out.chunk_tokens.append(len(tokens))
@@ -164,7 +172,7 @@ class Reader:
 
 def whole(value: object) -> int | None:
     """A count that a server told; None for what is none."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    return value if type(value) is int and 0 <= value <= MOST_TOKENS else None
 
 
 def _object(data: bytes) -> Mapping[str, Any]:
@@ -198,9 +206,11 @@ def header_timing(text: str) -> dict[str, float]:
             key, _, value = parameter.partition("=")
             if key.strip().lower() == "dur":
                 try:
-                    found[name] = float(value.strip().strip('"'))
+                    duration = float(value.strip().strip('"'))
                 except ValueError:
                     continue
+                if math.isfinite(duration):
+                    found[name] = duration
     return found
 
 
