@@ -5,6 +5,7 @@ Knows Outcome. Nothing here sleeps: arrivals and ends are computed (Lindley's re
 
 import math
 import random
+from collections.abc import Iterator
 
 from longread.measure.load.outcome import Outcome
 
@@ -30,15 +31,21 @@ def limit(service: float, wait: float, share: float) -> float:
     return low
 
 
-def md1(rate: float, count: int, service: float, seed: int) -> list[Outcome]:
-    """``count`` requests at Poisson times to an idle server that takes ``service`` seconds for each."""
-    rng, at, free, found = random.Random(seed), 0.0, 0.0, []
-    for index in range(count):
+def waits(rate: float, count: int, service: float, seed: int) -> Iterator[tuple[float, float]]:
+    """(time of arrival, seconds waited) of ``count`` requests at Poisson times to an idle server that takes
+    ``service`` seconds for each.
+    """
+    rng, at, free = random.Random(seed), 0.0, 0.0
+    for _ in range(count):
         begin = max(at, free)
         free = begin + service
-        found.append(answered(index, at, begin - at, service))
+        yield at, begin - at
         at += rng.expovariate(rate)
-    return found
+
+
+def md1(rate: float, count: int, service: float, seed: int) -> list[Outcome]:
+    """The same as outcomes."""
+    return [answered(i, at, wait, service) for i, (at, wait) in enumerate(waits(rate, count, service, seed))]
 
 
 def answered(index: int, sent: float, wait: float, service: float, tokens: int = 2) -> Outcome:

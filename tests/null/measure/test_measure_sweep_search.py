@@ -6,7 +6,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from queues import answered, limit, md1, md1_within
+from queues import answered, limit, md1_within, waits
 
 from longread.measure.sweep.judging import RAMP, Seen, judge, needed, quantile, seen
 from longread.measure.sweep.knee import Point, knee
@@ -173,8 +173,8 @@ def test_unknown_requests_leave_it_undecided_and_failed_ones_are_not_good() -> N
 
 def test_the_waiting_times_of_the_queue_are_the_formulas() -> None:
     """The yardstick itself: simulated M/D/1 against Erlang's formula."""
-    rows = md1(8.0, 200_000, SERVICE, 1)
-    within = sum((row.ttft or 0) <= 0.25 + 1e-9 for row in rows) / len(rows)
+    waited = [wait for _, wait in waits(8.0, 200_000, SERVICE, 1)]
+    within = sum(wait <= 0.25 + 1e-9 for wait in waited) / len(waited)
     assert within == pytest.approx(md1_within(8.0, SERVICE, 0.25), abs=0.01)
 
 
@@ -194,7 +194,8 @@ def test_the_most_load_of_a_queue_is_inside_the_interval(wait: float, share: flo
             rounds: list[list[Seen]] = []
             for count in (base, base, 2 * base):
                 turn += 1
-                rounds.append(seen(md1(rate, count, SERVICE, seed * 1000 + turn), {"ttft": wait * 1000}))
+                queue = waits(rate, count, SERVICE, seed * 1000 + turn)
+                rounds.append([Seen(waited <= wait, waited / wait) for _, waited in queue])
                 verdict = judge(rounds, share, z)
                 if verdict.said != "undecided":
                     break

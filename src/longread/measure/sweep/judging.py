@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+import numpy as np
+
 from longread.measure.intervals import normal_quantile, t_quantile, wilson
 from longread.measure.load.goodput import met
 from longread.measure.load.outcome import Outcome
@@ -106,13 +108,14 @@ def _worst(rounds: Sequence[Sequence[Seen]], share: float) -> list[list[bool]]:
 
 def _memory(rounds: Sequence[Sequence[float]]) -> float:
     """The integrated autocorrelation time, in requests: 1 where they are independent."""
-    count = sum(map(len, rounds))
-    mean = math.fsum(x for row in rounds for x in row) / count if count else 0.0
-    apart = [[x - mean for x in row] for row in rounds]
-    spread = math.fsum(x * x for row in apart for x in row)
+    rows = [np.asarray(row, dtype=np.float64) for row in rounds]
+    count = sum(map(len, rows))
+    mean = sum(row.sum() for row in rows) / count if count else 0.0
+    apart = [row - mean for row in rows]
+    spread = sum(float(row @ row) for row in apart)
     time = 1.0
-    for lag in range(1, max(map(len, rounds), default=0) // 2):
-        shared = math.fsum(a * b for row in apart for a, b in zip(row, row[lag:], strict=False))
+    for lag in range(1, max(map(len, rows), default=0) // 2):
+        shared = sum(float(row[lag:] @ row[:-lag]) for row in apart if len(row) > lag)
         if shared <= spread * EQUAL:
             break
         time += 2 * shared / spread

@@ -251,12 +251,10 @@ class Sweep:
         anchors = self._book.document["anchors"]
         for name, load in (("alone", 1), ("saturated", SATURATED)):
             if name not in anchors:
-                count = self._task.requests if load == 1 else max(self._task.requests, 2 * SATURATED)
-                count = (
-                    min(count, max(int(self._task.min_seconds / self._alone), 8))
-                    if load == 1 and self._alone
-                    else count
-                )
+                count = max(self._task.requests, 2 * SATURATED)
+                if load == 1:
+                    fitting = int(self._task.min_seconds / self._alone) if self._alone else self._task.requests
+                    count = min(self._task.requests, max(fitting, 8))
                 done = self._one(self._task.job(self._at("concurrency", load, count, None)))
                 if done.interrupted:
                     raise KeyboardInterrupt
@@ -354,7 +352,6 @@ class Sweep:
         if point is None or point["frontier"]["cold_ttft_ms"]["measured"] is not None:
             return
         self._time((point["frontier"]["cold_ttft_ms"]["high"] or 0.0) / 1000, f"a cold prompt of {length:,}")
-        other = wanted.other(1 + place, length)
         other = wanted.other(1 + place, length)
         job = wanted.job(
             lambda: frontier.single(other, length, 1, frontier.COLD, wanted.extra), f"context-{length}-cold"
