@@ -63,7 +63,9 @@ class Handler(BaseHTTPRequestHandler):
             cached = Handler.seen.get(said, 0)
             Handler.seen[said] = len(said) // 4
             if self.options.keep:
-                Path(self.options.keep).write_text(json.dumps(Handler.seen))
+                beside = Path(f"{self.options.keep}.new")  # this program is killed at any moment
+                beside.write_text(json.dumps(Handler.seen))
+                beside.replace(self.options.keep)
             if self.options.leak:
                 LEAKED.append(bytearray(os.urandom(1024) * (self.options.leak // 1024)))
         if self.options.locked:

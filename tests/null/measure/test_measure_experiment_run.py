@@ -24,7 +24,7 @@ FAST = "osl = 4\nmax-concurrency = 4\nnum-warmups = 0\nsample-interval = 0\n"
 def write(tmp_path: Path, steps: str, more: str = "", visits: int = 2, prompts: int = 12, base: str = "") -> Path:
     path = tmp_path / "x.toml"
     path.write_text(
-        f"[base]\ncommand = '{command('--first', '0.06', '--gap', '0.02')}'\n{base}\n{steps}\n"
+        f"[base]\ncommand = '{command('--first', '0.09', '--gap', '0.03')}'\n{base}\n{steps}\n"
         f"[[workload]]\nname = 'chat'\ndataset-name = 'chat'\nnum-prompts = {prompts}\n{FAST}\n{more}\n"
         f"[run]\nvisits = {visits}\n"
     )
@@ -40,7 +40,7 @@ def table(document: dict[str, Any], metric: str) -> dict[str, dict[str, Any]]:
     return {row["step"]: row for row in found["rows"]}
 
 
-TWO = "[[step]]\nname = 'first token'\noptions = '--first 0.03'\n[[step]]\nname = 'decode'\noptions = {gap = 0.01}\n"
+TWO = "[[step]]\nname = 'first token'\noptions = '--first 0.03'\n[[step]]\nname = 'decode'\noptions = {gap = 0.003}\n"
 
 
 def test_speed_ups_are_what_the_options_give(tmp_path, capsys):
@@ -52,24 +52,31 @@ def test_speed_ups_are_what_the_options_give(tmp_path, capsys):
         "decode",
         "first token + decode",
     ]
-    tpot = table(document, "tpot")
-    assert tpot["decode"]["alone"]["speedup"] == pytest.approx(2.0, rel=0.1)
-    assert tpot["decode"]["alone"]["verdict"] == "faster"
-    assert tpot["first token"]["alone"]["speedup"] == pytest.approx(1.0, rel=0.1)
-    ttft = table(document, "ttft")
-    assert 1.5 < ttft["first token"]["alone"]["speedup"] < 2.1  # 60 ms to 30 ms, and what HTTP takes
+    # A busy machine makes waits longer, so what is asserted of the clock is coarse: 30 ms a token to 3 ms.
+    decode, first = table(document, "tpot")["decode"], table(document, "tpot")["first token"]
+    assert decode["alone"]["speedup"] > 2 and decode["added"]["speedup"] > 2 and 0.5 < first["alone"]["speedup"] < 2
+    assert table(document, "ttft")["first token"]["alone"]["speedup"] > 1.3
     e2el = table(document, "e2el")
-    whole = (60 + 3 * 20) / (30 + 3 * 10)  # four tokens
-    assert e2el["decode"]["stacked"]["speedup"] == pytest.approx(whole, rel=0.15)
-    first, second = e2el["first token"], e2el["decode"]
-    assert second["stacked"]["speedup"] == pytest.approx(
-        first["stacked"]["speedup"] * second["added"]["speedup"], rel=1e-6
-    )
-    assert second["product"] == pytest.approx(first["alone"]["speedup"] * second["alone"]["speedup"], rel=1e-6)
-    assert second["stacked"]["visits"] == 2 and second["stacked"]["asks"] == 12
+    first, decode = e2el["first token"], e2el["decode"]
+    assert decode["stacked"]["speedup"] == pytest.approx(first["stacked"]["speedup"] * decode["added"]["speedup"])
+    assert decode["product"] == pytest.approx(first["alone"]["speedup"] * decode["alone"]["speedup"])
+    assert decode["stacked"]["visits"] == 2 and decode["stacked"]["asks"] == 12
+    means = {each["label"]: visit_means(tmp_path / "x", each) for each in document["configurations"]}
+    by_hand = math.sqrt(math.prod(means["base"]) / math.prod(means["first token + decode"]))
+    assert decode["stacked"]["speedup"] == pytest.approx(by_hand)
     said = (tmp_path / "x" / "experiment.md").read_text()
     assert "| decode | " in said and "not checked" in said and "~~" not in said
     assert "faster" in capsys.readouterr().out
+
+
+def visit_means(folder: Path, configuration: dict[str, Any]) -> list[float]:
+    """Mean E2E of each visit, from the requests' own lines."""
+    found = []
+    for visit in configuration["visits"]:
+        lines = (folder / visit["folder"] / "bench-chat.requests.jsonl").read_text().splitlines()
+        values = [json.loads(line)["e2el_ms"] for line in lines]
+        found.append(sum(values) / len(values))
+    return found
 
 
 def test_no_speed_on_red(tmp_path):

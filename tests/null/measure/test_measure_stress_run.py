@@ -26,7 +26,7 @@ from longread.measure.stress.recovery import judge as judge_kill
 from longread.spec.errors import ConfigError
 
 SMALL = ["--long-tokens", "1K", "--starts", "2", "--interval", "0.01", "--context-requests", "14", "--shorts", "24"]
-SMALL += ["--short-rate", "20", "--reasoning-requests", "40", "--in-flight", "4", "--budget", "60s", "--seed", "1"]
+SMALL += ["--short-rate", "20", "--reasoning-requests", "40", "--in-flight", "4", "--budget", "10m", "--seed", "1"]
 
 
 @pytest.fixture(autouse=True)

@@ -30,6 +30,7 @@ from longread.measure.workloads.ask import Ask
 SHARE = 0.99
 ALONE = 3  # long documents, and PROBED short requests, before everything, one at a time
 PROBED = 5
+PROBING = 0.1  # of the time, for each kind alone; at least one request
 MOST_LONGS = 4096  # of a window; their texts are made beforehand
 RATES = (0.2, 20.0)  # short requests a second that are chosen by themselves
 ORDER = ("alone", "beside", "beside", "alone")
@@ -70,17 +71,16 @@ def _short(outcome: Outcome) -> bool:
 async def run(subject: Subject, plan: Plan, limits: Mapping[str, float]) -> PressureResult:
     result = PressureResult(MIXED)
     subject.tell("mixed load: each kind alone")
-    probed = await subject.one_by_one(subject.chats(PROBED, plan.short_answer, 3000), "mixed: probe")
-    seen = Seen(
-        [], await subject.one_by_one(subject.documents(ALONE, plan.tokens, plan.long_answer, 3001), "mixed: long")
-    )
+    probed = await subject.one_by_one(subject.chats(PROBED, plan.short_answer, 3000), "mixed: probe", PROBING)
+    longs = subject.documents(ALONE, plan.tokens, plan.long_answer, 3001)
+    seen = Seen([], await subject.one_by_one(longs, "mixed: long", PROBING))
     rate, each_long = plan.rate or _rate(probed), _seconds(seen.longs_alone)
     for place, condition in enumerate(ORDER):
         if subject.control.over:
             break
         subject.tell(f"mixed load: {plan.shorts // 2} short requests {condition}, {rate:.3g} a second")
         asks = _window(subject, plan, condition, rate, place, each_long)
-        done = await _until_shorts(subject, asks, f"mixed: {condition}")
+        done = await _until_shorts(subject, asks, f"mixed: {condition}", 1 / (len(ORDER) - place))
         seen.windows.append((condition, done))
     result.findings = judge(seen, limits)
     result.books = _books(seen, rate)
@@ -114,8 +114,8 @@ def _window(subject: Subject, plan: Plan, condition: str, rate: float, place: in
     return asks
 
 
-async def _until_shorts(subject: Subject, asks: Sequence[Ask], phase: str) -> list[Outcome]:
-    """Ends when the last short request has: the documents that are left are not sent."""
+async def _until_shorts(subject: Subject, asks: Sequence[Ask], phase: str, share: float) -> list[Outcome]:
+    """Ends when the last short request has, or with its ``share`` of the time: what is left is not sent."""
     left = sum(ask.session is None for ask in asks)
 
     def seen(outcome: Outcome) -> None:
@@ -124,7 +124,7 @@ async def _until_shorts(subject: Subject, asks: Sequence[Ask], phase: str) -> li
         if not left:
             subject.control.close()
 
-    done = await subject.run(asks, Schedule(trace=True), phase, seen)
+    done = await subject.run(asks, Schedule(trace=True), phase, seen, share)
     return [each for each in done.outcomes if each.status != "cancelled"]
 
 

@@ -61,7 +61,8 @@ def amount(value: float | None, unit: str) -> str:
         size = abs(value)
         name, part = next(((n, p) for n, p in BYTES if size >= p), ("B", 1))
         return f"{value / part:.3g} {name}"
-    shown = f"{value:,.0f}" if float(value).is_integer() and abs(value) < 1e7 else f"{value:.3g}"
+    whole = 100 <= abs(value) < 1e9 or (float(value).is_integer() and abs(value) < 100)
+    shown = f"{value:,.0f}" if whole else f"{value:.3g}"
     return f"{shown} {unit}" if unit in ("s", "ms") else f"{shown}x" if unit == "times" else shown
 
 

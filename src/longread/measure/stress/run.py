@@ -142,8 +142,8 @@ async def stress(
         if settings.launch is None:
             await host.begin()  # told before anything is measured
         for place, test in enumerate(settings.tests):
-            control.share(len(settings.tests) - place)
-            results.append(await _one(test, host, settings))
+            control.share(1)  # a start takes what it takes of the whole, and not of one test
+            results.append(await _one(test, host, settings, len(settings.tests) - place))
     finally:
         host.end()
         with suppress(NotImplementedError, RuntimeError, ValueError):
@@ -151,8 +151,8 @@ async def stress(
     return Report(results, control.interrupted.is_set(), _provenance(settings, host, began), settings.limits)
 
 
-async def _one(test: str, host: Host, settings: Settings) -> PressureResult:
-    """One test; what breaks it is its own end, not that of the others."""
+async def _one(test: str, host: Host, settings: Settings, of: int) -> PressureResult:
+    """One test, with one ``of``-th of the time that is left; what breaks it is its own end, not that of the others."""
     control, limits = host.subject.control, settings.limits
     began = control.clock()
     if control.interrupted.is_set():
@@ -160,6 +160,7 @@ async def _one(test: str, host: Host, settings: Settings) -> PressureResult:
     try:
         if test != COLD:
             await host.begin()
+        control.share(of)
         if test == COLD:
             result = await cold.run(host, settings.cold, limits)
         elif test == CONTEXT:

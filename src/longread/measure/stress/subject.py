@@ -111,10 +111,13 @@ class Subject:
         schedule: Schedule | None = None,
         phase: str = "",
         seen: Callable[[Outcome], None] | None = None,
+        share: float = 1.0,
     ) -> Run:
-        """All asks, or those that the time allows; nothing is sent twice. ``seen`` is told of each end at once."""
+        """All asks, or those that the time allows (``share`` of what is left); nothing is sent twice. ``seen`` is told
+        of each end at once.
+        """
         control = self.control
-        limits = RunLimits(min(self.timeout, max(control.left, 1.0) + 60.0), max(control.left, 0.001), 0)
+        limits = RunLimits(min(self.timeout, max(control.left, 1.0) + 60.0), max(control.left * share, 0.001), 0)
 
         class Told(Progress):
             def finished(own, outcome: Outcome, in_flight: int) -> None:  # noqa: N805
@@ -127,9 +130,9 @@ class Subject:
         finally:
             control.end()
 
-    async def one_by_one(self, asks: Sequence[Ask], phase: str = "") -> list[Outcome]:
+    async def one_by_one(self, asks: Sequence[Ask], phase: str = "", share: float = 1.0) -> list[Outcome]:
         """One request at a time, in order."""
-        done = await self.run(asks, Schedule(max_concurrency=1), phase)
+        done = await self.run(asks, Schedule(max_concurrency=1), phase, share=share)
         return sorted(done.outcomes, key=lambda each: each.index)
 
     async def sample(self) -> Sample:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from longread.measure.gate.statistics import MOST_SAMPLES, samples_to_decide
+from longread.measure.gate.statistics import MOST_SAMPLES, clean_samples, samples_to_decide
 from longread.measure.gate.verdict import Verdict, together
 from longread.measure.intervals import wilson
 from longread.measure.load.estimates import percentile_interval, samples_needed
@@ -122,7 +122,8 @@ def share_at_most(name: str, count: int, of: int, limit: float, note: str = "") 
     """A share with Wilson's interval."""
     if not of:
         return missing(name, limit, "share", "nothing was counted", 1)
-    return at_most(name, count / of, wilson(count, of), limit, "share", of, note=note)
+    needed = clean_samples(limit) if not count and 0 < limit < 1 else None
+    return at_most(name, count / of, wilson(count, of), limit, "share", of, needed=needed, note=note)
 
 
 def share_at_least(name: str, count: int, of: int, limit: float, note: str = "") -> Finding:
