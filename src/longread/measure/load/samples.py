@@ -20,6 +20,7 @@ from typing import Any
 import httpx
 import psutil
 
+from longread.measure.load.pages import NoPageError, read, session
 from longread.measure.load.target import Target
 from longread.plan.doctor.nvml import Asked, Nvml
 from longread.plan.doctor.nvml import load as load_nvml
@@ -95,8 +96,7 @@ class Sampler:
             self._thread.join(PATIENCE)
 
     def _run(self) -> None:
-        headers = {name: value for name, value in self._target.headers.items() if name.lower() != "content-type"}
-        with httpx.Client(timeout=SECONDS, headers=headers, trust_env=not self._target.local) as client:
+        with session(self._target, SECONDS) as client:
             self.open()
             begun = time.monotonic()
             while not self._over.is_set():
@@ -150,19 +150,10 @@ class Sampler:
         url = f"{self._target.base_url}/metrics"
         found: Values = dict.fromkeys(GAUGE_NAMES)
         try:
-            with client.stream("GET", url) as response:
-                body = b""
-                for piece in response.iter_bytes() if response.status_code == 200 else ():
-                    body += piece
-                    if len(body) > BODY_BYTES:
-                        raise ConfigError(f"more than {BODY_BYTES // 2**20} MiB")
-            if response.status_code != 200:
-                raise ConfigError(f"status {response.status_code}")
-            lines = "\n".join(_LINES.findall(body.decode("utf-8", "replace")))
+            lines = "\n".join(_LINES.findall(read(client, url, BODY_BYTES).decode("utf-8", "replace")))
             reading = read_metrics(lines + "\n")
-        except (httpx.HTTPError, httpx.InvalidURL, ConfigError) as error:
-            why = f"{url}: {str(error)[:200] or type(error).__name__}"
-            self.missing.update(dict.fromkeys(GAUGE_NAMES, why))
+        except (NoPageError, ConfigError) as error:
+            self.missing.update(dict.fromkeys(GAUGE_NAMES, f"{url}: {str(error)[:200]}"))
             return found
         for name in GAUGE_NAMES:
             if name in reading.gauges:

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import orjson
 
+from longread.measure.load.pages import NoPageError, read, session
 from longread.measure.load.target import Target
 from longread.plan.doctor.live import compare
 from longread.plan.doctor.series import Reading, read_metrics
@@ -45,8 +46,7 @@ class Look:
 def look(target: Target) -> Look:
     """Reads the three pages of the server at ``target.base_url``; a page that is not there is in ``unread``."""
     found = Look()
-    headers = {name: value for name, value in target.headers.items() if name.lower() != "content-type"}
-    with httpx.Client(timeout=SECONDS, headers=headers, trust_env=not target.local, follow_redirects=False) as client:
+    with session(target, SECONDS) as client:
         _models(client, target.base_url, found)
         version = _json(client, f"{target.base_url}/version", "version", found)
         if isinstance(version, Mapping) and isinstance(version.get("version"), str):
@@ -106,19 +106,9 @@ def _json(client: httpx.Client, url: str, name: str, found: Look) -> object:
 
 def _get(client: httpx.Client, url: str, name: str, found: Look) -> str | None:
     try:
-        with client.stream("GET", url) as response:
-            if response.status_code != 200:
-                found.unread[name] = f"{url}: status {response.status_code}"
-                return None
-            body = b""
-            for piece in response.iter_bytes():
-                body += piece
-                if len(body) > BODY_BYTES:
-                    found.unread[name] = f"{url}: more than {BODY_BYTES // 2**20} MiB"
-                    return None
-            return body.decode("utf-8", "replace")
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        found.unread[name] = f"{url}: {str(error)[:200] or type(error).__name__}"
+        return read(client, url, BODY_BYTES).decode("utf-8", "replace")
+    except NoPageError as error:
+        found.unread[name] = f"{url}: {error}"
         return None
 
 

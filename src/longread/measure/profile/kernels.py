@@ -7,12 +7,12 @@ share of the roofline is floor / measured time. What is only moved (norms, top-k
 in a cache is not known; neither has time between ops.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import httpx
-
+from longread.measure.load.pages import NoPageError, read, session
 from longread.measure.load.target import Target
 from longread.plan.floor import peak_name
 from longread.spec.errors import ConfigError, LongreadError
@@ -62,33 +62,14 @@ def stop(target: Target) -> dict[str, Any]:
 
 
 def _post(target: Target, path: str, body: Mapping[str, Any]) -> Any:
-    headers = {name: value for name, value in target.headers.items() if name.lower() != "content-type"}
-    url = target.base_url + path
     try:
-        with (
-            httpx.Client(timeout=SECONDS, headers=headers, trust_env=not target.local) as client,
-            client.stream("POST", url, json=body) as response,
-        ):
-            data = b""
-            for piece in response.iter_bytes():
-                data += piece
-                if len(data) > MOST_BYTES:
-                    raise NoProfileError(f"{path}: more than {MOST_BYTES // 2**20} MiB")
-            said = httpx.Response(response.status_code, content=data)
-            if response.status_code != 200:
-                raise NoProfileError(f"{path}: status {response.status_code}: {_error(said)}")
-            return said.json() if data.strip() else None
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise NoProfileError(f"{path}: {str(error)[:200] or type(error).__name__}") from None
+        with session(target, SECONDS) as client:
+            data = read(client, target.base_url + path, MOST_BYTES, body)
+        return json.loads(data) if data.strip() else None
+    except NoPageError as error:
+        raise NoProfileError(f"{path}: {error}") from None
     except ValueError:
         raise NoProfileError(f"{path}: its answer is not JSON") from None
-
-
-def _error(response: httpx.Response) -> str:
-    try:
-        return str(response.json()["error"]["message"])[:300]
-    except (ValueError, KeyError, TypeError):
-        return response.text[:100] or "no reason given"
 
 
 def groups(profile: Mapping[str, Any], hardware: Hardware | None) -> list[Group]:
