@@ -23,6 +23,7 @@ CHUNKS = 12
 FIRST_SECONDS = 0.002
 GAP_SECONDS = (0.002, 0.03)
 SECONDS = 20.0
+MARKUP = 4  # tokens of an answer that are no text: its end, and what closes the thinking
 FAILED = 0.01  # of requests
 SPARE_EVENTS = 2  # with text and without a token: a parser of tool calls may split and close what it held back
 
@@ -126,7 +127,7 @@ def _answers(summary: Summary) -> list[str]:
         )
     both = [each for each in outcomes if each.counted_tokens is not None and each.tokens_from == "usage"]
     told, counted = (sum(getattr(each, n) or 0 for each in both) for n in ("output_tokens", "counted_tokens"))
-    if both and abs(told - counted) > 0.1 * max(told, counted):
+    if both and abs(told - counted) > 0.1 * max(told, counted) + MARKUP * len(both):
         said.append(
             f"the server counts {told:,} output tokens and the tokenizer {counted:,}: is it the model's tokenizer?"
         )
