@@ -66,7 +66,7 @@ class Walk(RuleBasedStateMachine):
             assert not self.cache.free_slots
             assert state(self.cache) == before
             return False
-        assert lease.tokens == prompt[: lease.cached_tokens]
+        assert list(lease.tokens) == prompt[: lease.cached_tokens]
         assert (
             lease.cached_tokens <= match.cached_tokens
         )  # less only where no page was left for the partial page's copy
@@ -214,7 +214,7 @@ class Walk(RuleBasedStateMachine):
     def _step(self, lease: Lease, tokens: list[int]) -> bool:
         if not self._reserve(lease, lease.position + len(tokens)):
             return False
-        self.store.compute(lease.pages, lease.slot, lease.tokens + tokens, lease.position, lease.saves)
+        self.store.compute(lease.pages, lease.slot, [*lease.tokens, *tokens], lease.position, lease.saves)
         first = lease.position // PAGE_TOKENS + 1
         self.cache.commit(lease, tokens)
         if not self.cache.has_rings:

@@ -332,10 +332,12 @@ class Scheduler:
         """Start one entry, or its load. False: it lacks pages."""
         if self._hopeless(entry) and not self._gives_way(entry.level):
             return False  # before its prefix is looked for: its pages would be missing all the same
+        if entry.promise is not None and entry.promise.stands:
+            return True
         chain = self._chain(entry)
-        lease = self._cache.promised(chain, self._interval) if self._running else None
-        if lease is not None:
-            self._inherit(entry, lease)
+        entry.promise = self._cache.promised(chain, self._interval) if self._running else None
+        if entry.promise is not None:
+            self._inherit(entry, entry.promise.lease)
             entry.waits("prefix", "a running request computes what its prompt begins with; it will reuse that")
             return True
         self._make_way(plan, entry, chain)

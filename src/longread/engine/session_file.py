@@ -48,7 +48,7 @@ def save(
     """
 
     def parts() -> Iterator[tuple[str, Tensor]]:
-        yield "tokens", torch.tensor(lease.tokens, dtype=torch.int64)
+        yield "tokens", torch.frombuffer(lease.tokens, dtype=torch.int32).to(torch.int64)
         yield "logits", logits.contiguous()
         pages = lease.pages[: pages_for(len(lease.tokens))]
         for group in groups:

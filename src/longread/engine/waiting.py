@@ -21,6 +21,7 @@ from itertools import islice
 from longread.engine.policy import BYPASS_FACTORS, LEVELS, level_of
 from longread.engine.sequence import Timeline
 from longread.kv.chain import TokenChain
+from longread.kv.promises import Promise
 from longread.kv.transfer import Transfer
 from longread.spec.engine import RequestClass, WaitReason
 
@@ -30,12 +31,12 @@ KEPT_LINES = 1024  # of owners who have nothing waiting, until the oldest counts
 
 class Entry:
     """A timeline in the schedule. ``arrival`` orders entries and never changes. ``chain`` keeps the hashes of a waiting
-    timeline's pages, which it is looked up by in each step. ``transfer``: the load that it waits for, ``since`` when;
-    ``starter``: whether it is its own; ``loads``: how many of its own it had. ``work``: prompt tokens that were not
-    cached when it was first admitted; ``yielded``: tokens that passed it while it read them. ``reason`` and ``detail``:
-    why it was not admitted when it was last looked at. ``granted``: its tokens in the last step. ``filed`` and
-    ``passed`` are ``Reading``'s. ``started``: the step that it was admitted in. ``long``: one step cannot
-    read what was not cached of it when that was last looked at.
+    timeline's pages, which it is looked up by. ``promise``: of a running sequence that it waits for. ``transfer``: the
+    load that it waits for, ``since`` when; ``starter``: whether it is its own; ``loads``: how many of its own it had.
+    ``work``: prompt tokens that were not cached when it was first admitted; ``yielded``: tokens that passed it while it
+    read them. ``reason`` and ``detail``: why it was not admitted when it was last looked at. ``granted``: its tokens in
+    the last step. ``filed`` and ``passed`` are ``Reading``'s. ``started``: the step that it was admitted in. ``long``:
+    one step cannot read what was not cached of it when that was last looked at.
     """
 
     def __init__(self, timeline: Timeline, arrival: int, request_class: RequestClass = "interactive", owner: str = ""):
@@ -47,6 +48,7 @@ class Entry:
         self.running = False
         self.preemptions = 0
         self.chain: TokenChain | None = None
+        self.promise: Promise | None = None
         self.transfer: Transfer | None = None
         self.since = 0.0
         self.starter = False

@@ -4,7 +4,7 @@ Reads everything, changes nothing. O(pages + published tokens).
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from longread.kv.index import Entry, PrefixIndex
@@ -57,9 +57,9 @@ def slots(free: list[int], count: int, leases: Leases) -> Iterator[str]:
             yield f"lease of slot {slot} says slot {lease.slot}, closed {lease.closed}"
 
 
-def reading(known: Mapping[bytes, Sequence[Lease]], leases: Leases) -> Iterator[str]:
+def reading(known: Iterable[Lease], leases: Leases) -> Iterator[str]:
     """Every open lease that is still in front of its prompt's end is known as such once, and no closed one is."""
-    listed = [lease for each in known.values() for lease in each]
+    listed = list(known)
     if any(leases.get(lease.slot) is not lease for lease in listed):
         yield "a closed lease counts as one that computes its prompt"
     times = Counter(lease.slot for lease in listed)
@@ -126,7 +126,7 @@ def shared_pages(index: PrefixIndex, leases: Leases) -> Iterator[str]:
         for at, page in enumerate(lease.pages):
             for entry in index.on_page.get(page, ()):
                 own = lease.tokens[at * PAGE_TOKENS : at * PAGE_TOKENS + entry.length]
-                if entry.depth != at + 1 or memoryview(entry.run).cast("i").tolist() != own:
+                if entry.depth != at + 1 or entry.run != own.tobytes():
                     yield f"slot {slot}: page {page} publishes other tokens than the lease has there"
 
 

@@ -10,39 +10,22 @@ position never change, and whoever reuses a tail copies the page.
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from math import lcm
 
 from longread.kv import audit
-from longread.kv.chain import TokenChain, common_tokens, encode
+from longread.kv.chain import TokenChain, encode
 from longread.kv.evicted import EvictedKeys
 from longread.kv.index import Entry, PrefixIndex
+from longread.kv.landing import Landing, find_landing
 from longread.kv.lease import Lease, Load, Match, StateStore, TierHooks
-from longread.kv.policy import SNAPSHOT_INTERVAL, landing_points, promised_point
+from longread.kv.policy import SNAPSHOT_INTERVAL, WAIT_GAIN, landing_points
 from longread.kv.pool import PagePool
+from longread.kv.promises import Promise, Promises
 from longread.kv.snapshots import SnapshotPool
 from longread.spec.errors import CapacityError
 from longread.spec.state import PAGE_TOKENS, HashedTokens, StateGroup, page_hash, pages_for, salted_root
 
 EVICT_AHEAD = 64  # pages; a prompt that will need them anyway gets neighbours instead of single pages
-WAIT_GAIN = 16  # tokens; waiting for another sequence costs a step, so it must save more than a few tokens
-
-
-@dataclass(slots=True)
-class _Landing:
-    """Where a prompt lands: whole pages, then ``length`` tokens of ``partial``'s page; ``at`` holds the snapshot.
-    ``known``: tokens in whole pages that are published, whether they can be landed on or not.
-    """
-
-    whole: list[Entry]
-    partial: Entry | None = None
-    length: int = 0
-    at: Entry | None = None
-    known: int = 0
-
-    @property
-    def tokens(self) -> int:
-        return len(self.whole) * PAGE_TOKENS + self.length
 
 
 class KVCache:
@@ -72,7 +55,7 @@ class KVCache:
         self.free_slots = list(range(num_slots - 1, -1, -1))
         self.num_slots = num_slots
         self.leases: dict[int, Lease] = {}  # by slot
-        self._reading: dict[bytes, list[Lease]] = {}  # of them, whose prompt is not computed yet, by how it begins
+        self._promises = Promises()  # of them, whose prompts are not computed yet
         self.loads: list[Load] = []  # pages on their way from slower tiers
         self.tiers: TierHooks | None = None  # set once by whoever keeps them
         self.evicted = EvictedKeys()
@@ -112,7 +95,7 @@ class KVCache:
     def match(self, tokens: Sequence[int] | TokenChain) -> Match:
         """What ``open`` would reuse now, at most len(tokens) - 1 tokens. Changes nothing, counts nothing."""
         landing = self._find(self.chain(tokens), partial=True)
-        return Match(landing.tokens, len(landing.whole))
+        return Match(landing.tokens, landing.last.depth)
 
     def pending(self, tokens: Sequence[int] | TokenChain, interval: int = SNAPSHOT_INTERVAL) -> bool:
         """Whether a running sequence is about to publish more of this prompt than ``match`` finds now.
@@ -121,63 +104,17 @@ class KVCache:
         """
         return self.promised(tokens, interval) is not None
 
-    def promised(self, tokens: Sequence[int] | TokenChain, interval: int = SNAPSHOT_INTERVAL) -> Lease | None:
-        """The running sequence that ``pending`` waits for, None: there is none."""
+    def promised(self, tokens: Sequence[int] | TokenChain, interval: int = SNAPSHOT_INTERVAL) -> Promise | None:
+        """What ``pending`` waits for, None: nothing."""
         if not self.enable_prefix_caching or (self.has_rings and not self.snapshots.count):
             return None
-        chain, promised, best = self.chain(tokens), 0, None
-        # Whoever shares less than the first WAIT_GAIN tokens promises too little.
-        for lease in self._reading.get(chain.run(0, WAIT_GAIN), ()):
-            if lease.position < len(lease.prompt) and lease.prompt.root == chain.root:
-                limit = common_tokens(lease.prompt.data, chain.data)
-                if self.has_rings:  # a snapshot behind the last reusable token cannot be landed on
-                    limit = min(limit, len(chain) - 1)
-                point = promised_point(len(lease.prompt), lease.position, limit, interval, self.has_rings)
-                if min(point, len(chain) - 1) > promised:
-                    promised, best = min(point, len(chain) - 1), lease
-        worth = promised >= WAIT_GAIN and promised - self.match(chain).cached_tokens >= WAIT_GAIN
-        return best if worth else None
+        chain = self.chain(tokens)
+        promise = self._promises.best(chain, interval, self.has_rings)
+        worth = promise is not None and promise.tokens - self.match(chain).cached_tokens >= WAIT_GAIN
+        return promise if worth else None
 
-    def _find(self, chain: TokenChain, partial: bool) -> _Landing:
-        """The deepest landing; without ``partial`` only page ends (a partial page costs a page to copy it to)."""
-        most = len(chain) - 1
-        whole: list[Entry] = []
-        if most < 1:
-            return _Landing(whole)
-        for page in range(most // PAGE_TOKENS):
-            entry = self.index.get(chain.page_hash(page))
-            if entry is None:
-                break
-            whole.append(entry)
-        known = len(whole) * PAGE_TOKENS
-        if self.has_rings:
-            landing = self._find_snapshot(chain, whole, most, partial)
-            landing.known = known
-            return landing
-        landing = _Landing(whole, known=known)
-        if partial:
-            start = len(whole) * PAGE_TOKENS
-            parent = whole[-1] if whole else self.index.base(chain.root)
-            closest, common = self.index.closest(parent, chain.run(start, min(most, start + PAGE_TOKENS)))
-            landing.length = common // self.grain * self.grain
-            landing.partial = closest if landing.length else None
-        return landing
-
-    def _find_snapshot(self, chain: TokenChain, whole: list[Entry], most: int, partial: bool) -> _Landing:
-        while True:
-            parent = whole[-1] if whole else self.index.base(chain.root)
-            if partial and parent.children:
-                start = len(whole) * PAGE_TOKENS
-                # One token more than may be reused: ``prefixes`` are proper ones.
-                ahead = chain.run(start, min(most + 1, start + PAGE_TOKENS))
-                tail = next(self.index.prefixes(parent, ahead), None)
-                if tail is not None:
-                    return _Landing(whole, tail, tail.length, tail)
-            if not whole:
-                return _Landing(whole)
-            if parent.snapshot is not None:
-                return _Landing(whole, at=parent)
-            whole.pop()
+    def _find(self, chain: TokenChain, partial: bool) -> Landing:
+        return find_landing(self.index, chain, rings=self.has_rings, grain=self.grain, partial=partial)
 
     def open(self, tokens: Sequence[int] | TokenChain) -> Lease:
         """Start a sequence: take a slot, share or copy what is cached of its prompt, load or reset the ring state.
@@ -194,7 +131,8 @@ class KVCache:
         with ExitStack() as undo:
             lease = self._new_lease(chain)
             undo.callback(self._abandon, lease)
-            for entry in landing.whole:
+            whole = landing.whole()
+            for entry in whole:
                 self._hold(lease, entry.page)
             if landing.at is None or landing.at.snapshot is None:
                 self._store.reset_slot(lease.slot)
@@ -207,8 +145,8 @@ class KVCache:
             undo.pop_all()
         lease.cached_tokens = landing.tokens
         lease.forks_at = landing.known if landing.known - landing.tokens >= PAGE_TOKENS else 0
-        lease.tokens = list(chain.ids[: landing.tokens])
-        lease.hashes = [entry.key for entry in landing.whole]
+        lease.tokens.frombytes(chain.run(0, landing.tokens))
+        lease.hashes = [entry.key for entry in whole]
         lease.copied = landing.partial.key if landing.partial is not None else b""
         return lease
 
@@ -279,9 +217,9 @@ class KVCache:
         asked = lease.prompt.run(start, stop)
         if not run.startswith(asked):
             raise AssertionError(f"tokens at {start} differ from the prompt that the lease was opened with")
-        lease.tokens.extend(new_tokens)
+        lease.tokens.frombytes(run)
         if asked and stop >= len(lease.prompt):
-            self._has_read(lease)
+            self._promises.discard(lease)
         while self.enable_prefix_caching and (len(lease.hashes) + 1) * PAGE_TOKENS <= stop:
             self._hash_next(lease)
             self._publish(lease, len(lease.hashes))
@@ -354,7 +292,7 @@ class KVCache:
                 self._copy_partial(child, lease.pages[whole])
             self._store.copy_slot(lease.slot, child.slot)
             undo.pop_all()
-        child.tokens = list(lease.tokens)
+        child.tokens = lease.tokens[:]
         child.hashes = list(lease.hashes)
         child.cached_tokens = lease.cached_tokens
         return child
@@ -418,7 +356,7 @@ class KVCache:
             *audit.pages(self.pool, self.index, self.leases, self.loads),
             *audit.loads(self.pool, self.index, self.loads),
             *audit.slots(self.free_slots, self.num_slots, self.leases),
-            *audit.reading(self._reading, self.leases),
+            *audit.reading(self._promises, self.leases),
             *audit.positions(self.pool, self.leases, caching),
             *audit.tree(self.index, rings, caching),
             *audit.shared_pages(self.index, self.leases),
@@ -430,17 +368,8 @@ class KVCache:
     def _new_lease(self, prompt: TokenChain) -> Lease:
         lease = Lease(self.free_slots.pop(), prompt)
         self.leases[lease.slot] = lease
-        self._reading.setdefault(prompt.run(0, WAIT_GAIN), []).append(lease)
+        self._promises.add(lease)
         return lease
-
-    def _has_read(self, lease: Lease) -> None:
-        """Nothing more of its prompt will be published."""
-        begins = lease.prompt.run(0, WAIT_GAIN)
-        others = [other for other in self._reading.get(begins, ()) if other is not lease]
-        if others:
-            self._reading[begins] = others
-        else:
-            self._reading.pop(begins, None)
 
     def _hold(self, lease: Lease, page: int) -> None:
         self.pool.hold(page)
@@ -453,7 +382,7 @@ class KVCache:
         self._give_back_saves(lease)
         lease.pages = []
         lease.closed = True
-        self._has_read(lease)
+        self._promises.discard(lease)
         del self.leases[lease.slot]
         self.free_slots.append(lease.slot)
 
@@ -465,9 +394,9 @@ class KVCache:
         if page >= 0 and self.index.is_leaf(page):
             self.pool.offer(page)
 
-    def _can_copy(self, landing: _Landing) -> bool:
+    def _can_copy(self, landing: Landing) -> bool:
         """Whether a page is left for the copy once the pages that the landing needs are held."""
-        needed = {entry.page for entry in landing.whole}
+        needed = {entry.page for entry in landing.whole()}
         if landing.partial is not None:
             needed.add(landing.partial.page)
         return self.pool.available > sum(page in self.pool.cached for page in needed)

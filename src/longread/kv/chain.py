@@ -4,7 +4,7 @@ Knows token ids and page identity; nothing of pages in memory.
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from longread.spec.state import PAGE_TOKENS, HashedTokens, page_hash
 
@@ -26,12 +26,10 @@ class TokenChain:
         if hashed is not None and hashed.fits(root, tokens):
             rest = tokens[len(hashed.data) // ID_BYTES :]
             self.data = hashed.data + array("i", rest).tobytes() if rest else hashed.data
-            self.ids = array("i")
-            self.ids.frombytes(self.data)
             self._hashes.extend(hashed.hashes)
         else:
-            self.ids = array("i", tokens)
-            self.data = self.ids.tobytes()  # bytes compare and slice at memory speed
+            self.data = encode(tokens)
+        self.ids = memoryview(self.data).cast("i")  # bytes compare and slice at memory speed, and are there once
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -47,6 +45,31 @@ class TokenChain:
             parent = self._hashes[-1] if done else self.root
             self._hashes.append(page_hash(parent, self.ids[done * PAGE_TOKENS : (done + 1) * PAGE_TOKENS]))
         return self._hashes[page]
+
+    def common(self, other: "TokenChain") -> int:
+        """Length in tokens of the longest common prefix with a chain of the same root. By the pages' identities: two
+        readings of one book are compared at a few places.
+        """
+        pages = min(len(self), len(other)) // PAGE_TOKENS
+        start = PAGE_TOKENS * leading(pages, lambda page: self.page_hash(page) == other.page_hash(page))
+        stop = start + PAGE_TOKENS
+        return start + common_tokens(self.run(start, stop), other.run(start, stop))
+
+
+def leading(count: int, holds: Callable[[int], bool]) -> int:
+    """How many of ``count`` pages ``holds`` is true of, from the first on, where behind one that it is false of it is
+    false of all. It asks few of them, and none more than twice as deep as the answer: pages may be hashed for it.
+    """
+    done, step = 0, 1
+    while done < count:
+        page = min(done + step, count) - 1
+        if holds(page):
+            done, step = page + 1, step * 2
+        elif page == done:
+            break
+        else:  # the first one that it is false of is this or before it: halve instead of doubling until it is found
+            count, step = page, max((page - done) // 2, 1)
+    return done
 
 
 def encode(tokens: Sequence[int]) -> bytes:

@@ -1,12 +1,13 @@
 """Why a prompt reused what it did, and no more: a report made once a request, when it is admitted.
 
-Knows the index, the tiers and what was evicted; changes nothing. The walk over the chain costs what ``match`` costs.
+Knows the index, the tiers and what was evicted; changes nothing.
 """
 
 from dataclasses import dataclass
 
-from longread.kv.cache import WAIT_GAIN, KVCache
+from longread.kv.cache import KVCache
 from longread.kv.chain import TokenChain, common_tokens
+from longread.kv.policy import WAIT_GAIN
 from longread.kv.records import CONTENT_ROOT, chain_key
 from longread.kv.tiers import Source, Tiers
 from longread.kv.transfer import Fault, Move, Tier, Transfer
@@ -127,12 +128,11 @@ def _distance(cached: int, known: int) -> str:
 
 def _extent(cache: KVCache, tiers: Tiers | None, chain: TokenChain) -> _Extent:
     """How far the prompt is known, whatever can be landed on."""
-    index, shared, sources = cache.index, 0, list[Source]()
+    index, sources = cache.index, list[Source]()
     if tiers is not None:
         shared, sources = tiers.pages_of(chain, len(chain))
     else:
-        while shared < len(chain) // PAGE_TOKENS and index.get(chain.page_hash(shared)) is not None:
-            shared += 1
+        shared = index.deepest(chain, len(chain) // PAGE_TOKENS).depth
     whole = shared + len(sources)
     start = whole * PAGE_TOKENS
     ahead = chain.run(start, min(len(chain), start + PAGE_TOKENS))

@@ -10,7 +10,7 @@ it. Rows below a run's length depend on nothing behind it, so a tail can live on
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 
-from longread.kv.chain import ID_BYTES, common_tokens
+from longread.kv.chain import ID_BYTES, TokenChain, common_tokens, leading
 from longread.spec.state import PAGE_TOKENS
 
 
@@ -64,6 +64,13 @@ class PrefixIndex:
 
     def get(self, key: bytes) -> Entry | None:
         return self.entries.get(key)
+
+    def deepest(self, chain: TokenChain, pages: int) -> Entry:
+        """The last of the chain's first ``pages`` full pages that is published, so that all before it are, too; the
+        chain's root where none is.
+        """
+        known = leading(pages, lambda page: chain.page_hash(page) in self.entries)
+        return self.entries[chain.page_hash(known - 1)] if known else self.base(chain.root)
 
     def add(self, key: bytes, parent: Entry, run: bytes, page: int) -> tuple[Entry, list[int]]:
         """Publish a new run, and say which pages have lost their last entry by it.

@@ -7,6 +7,7 @@ SNAPSHOT_MIN_PROMPT = PAGE_TOKENS  # a shorter prompt is recomputed faster than 
 # Page ends kept before a prompt's end. Where the text ends that the next question shares is not known; while at most
 # 2 * 256 + 2 tokens follow it, its last page end is one of three, so less than a page of it is computed again.
 LAST_PAGE_ENDS = 3
+WAIT_GAIN = 16  # tokens; waiting for another sequence costs a step, so it must save more than a few tokens
 
 
 def landing_points(prompt_length: int, start: int, stop: int, interval: int, rings: bool) -> list[int]:

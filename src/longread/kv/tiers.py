@@ -14,12 +14,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from longread.kv.cache import WAIT_GAIN, KVCache
+from longread.kv.cache import KVCache
 from longread.kv.chain import TokenChain, common_tokens
 from longread.kv.host import HostArena
 from longread.kv.index import Entry
 from longread.kv.lease import Lease, RecordStore
 from longread.kv.persist import Persister
+from longread.kv.policy import WAIT_GAIN
 from longread.kv.records import Kind, Known
 from longread.kv.transfer import Disk, IOThreads, Move, Tier, Transfer
 from longread.spec.errors import StoreError
@@ -124,9 +125,8 @@ class Tiers:
         """How many pages of the chain the device has, and where those behind them are, up to the first that nobody
         has.
         """
-        index, count, shared = self._cache.index, max(most, 0) // PAGE_TOKENS, 0
-        while shared < count and index.get(chain.page_hash(shared)) is not None:
-            shared += 1
+        count = max(most, 0) // PAGE_TOKENS
+        shared = self._cache.index.deepest(chain, count).depth
         sources: list[Source] = []
         at, batch = shared, LOOKUP_BATCH
         while at < count:

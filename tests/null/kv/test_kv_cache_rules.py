@@ -23,7 +23,7 @@ def compute(cache: KVCache, store: Contents, lease: Lease, tokens: Iterable[int]
     """One step of ``tokens``, without any snapshot."""
     tokens = list(tokens)
     cache.reserve(lease, lease.position + len(tokens))
-    store.compute(lease.pages, lease.slot, lease.tokens + tokens, lease.position, lease.saves)
+    store.compute(lease.pages, lease.slot, [*lease.tokens, *tokens], lease.position, lease.saves)
     cache.commit(lease, tokens)
 
 

@@ -91,6 +91,9 @@ class FakeTimer:
     def cancel(self) -> None:
         self.cancelled = True
 
+    def join(self) -> None:
+        assert self.cancelled  # else it would be waited for
+
 
 def test_who_reads_nothing_for_a_while_has_no_segment_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also an idle server gives back the space of what another process deletes."""

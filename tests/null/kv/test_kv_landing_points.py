@@ -69,7 +69,7 @@ def read(cache: KVCache, store: Contents, prompt: list[int], chunk: int) -> int:
         tokens = prompt[lease.position : lease.position + chunk]
         cache.reserve(lease, lease.position + len(tokens))
         cache.prepare(lease, len(prompt), len(tokens))
-        store.compute(lease.pages, lease.slot, lease.tokens + tokens, lease.position, lease.saves)
+        store.compute(lease.pages, lease.slot, [*lease.tokens, *tokens], lease.position, lease.saves)
         cache.commit(lease, tokens)
     cache.close(lease)
     return lease.cached_tokens

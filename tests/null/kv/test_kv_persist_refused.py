@@ -40,7 +40,7 @@ class Process:
             tokens = prompt[lease.position :]
             self.cache.reserve(lease, len(prompt))
             self.cache.prepare(lease, len(prompt), len(tokens))
-            self.store.compute(lease.pages, lease.slot, lease.tokens + tokens, lease.position, lease.saves)
+            self.store.compute(lease.pages, lease.slot, [*lease.tokens, *tokens], lease.position, lease.saves)
             self.cache.commit(lease, tokens)
         self.cache.snapshot(lease)
         self.cache.close(lease)

@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kv_contents import ROWS_ONLY, WITH_RINGS, Contents
 
-from longread.kv.cache import WAIT_GAIN, KVCache
+from longread.kv.cache import KVCache
 from longread.kv.chain import common_tokens
 from longread.kv.lease import Lease
-from longread.kv.policy import promised_point
+from longread.kv.policy import WAIT_GAIN, promised_point
 
 INTERVAL = 1024
 DOCUMENT = [7 * i % 50_000 for i in range(1500)]
@@ -56,8 +56,8 @@ def test_the_index_of_those_who_read_finds_what_a_search_of_all_finds(
         cache.check()
         for tokens in [*asked, prompt]:
             best, wanted = cache.promised(tokens, INTERVAL), by_looking_at_all(cache, tokens)
-            assert (best is not None) == bool(wanted)
-            assert best is None or (best.position < len(best.prompt) and cache.leases[best.slot] is best)
+            assert (best.tokens if best is not None else 0) == wanted
+            assert best is None or (best.stands and cache.leases[best.lease.slot] is best.lease)
     for lease in leases:
         cache.close(lease)
     cache.check()
@@ -68,9 +68,11 @@ def test_the_audit_sees_a_reader_that_nobody_would_find() -> None:
     cache = KVCache(ROWS_ONLY, bytes(16), 8, 2, 0, Contents(ROWS_ONLY, 8, 2, 0))
     lease = cache.open(DOCUMENT[:300])
     cache.check()
-    cache._reading.clear()
+    cache._promises.discard(lease)
     with pytest.raises(AssertionError, match="would find it 0 times"):
         cache.check()
-    cache._reading[b""] = [lease, Lease(1, lease.prompt)]
+    cache._promises.add(lease)
+    cache.check()
+    cache._promises.add(Lease(1, lease.prompt))
     with pytest.raises(AssertionError, match="a closed lease counts as one"):
         cache.check()

@@ -15,10 +15,11 @@ from kv_contents import ROWS_ONLY, WITH_RINGS, Contents, digests
 from kv_walk import DOCUMENTS, LENGTHS, ROOT, Walk
 from memory_disk import MemoryDisk
 
-from longread.kv.cache import WAIT_GAIN, KVCache
+from longread.kv.cache import KVCache
 from longread.kv.host import HostArena
 from longread.kv.lease import Lease
 from longread.kv.naive import NaiveCache
+from longread.kv.policy import WAIT_GAIN
 from longread.kv.records import Kind
 from longread.kv.tiers import Tiers
 from longread.kv.transfer import Transfer
