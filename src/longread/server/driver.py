@@ -224,7 +224,8 @@ class EngineDriver:
         """Where a request stands and why, once the step that runs has ended. None: it has ended, or no engine is there
         that could tell.
         """
-        if request_id not in self._live or self.state not in ("ready", "closing"):
+        going = isinstance(self._engine, ProcessEngine) and self._attached is None
+        if request_id not in self._live or self.state not in ("ready", "closing") or going:
             return None
         answer: asyncio.Future[Standing | None] = asyncio.get_running_loop().create_future()
         self._put(Explain(request_id, answer))
@@ -294,7 +295,7 @@ class EngineDriver:
         elif isinstance(command, Cancel):
             self._attached.engine.cancel(command.request_id)
         elif isinstance(command, Explain):
-            self._attached.engine.explain(command.request_id, partial(_answer, command.answer))
+            self._attached.engine.explain(command.request_id, partial(self._tell, command.answer))
 
     def _check_serving(self) -> None:
         if self.state == "restarting":
@@ -546,7 +547,7 @@ class EngineDriver:
                 elif isinstance(command, Refresh):
                     self.stats = engine.stats()
                 elif isinstance(command, Explain):
-                    self._post(_answer, command.answer, engine.explain(command.request_id))
+                    self._tell(command.answer, engine.explain(command.request_id))
             if engine.has_work():
                 events = engine.step()
                 self._follow_up(engine)
@@ -559,6 +560,9 @@ class EngineDriver:
         self.stats = engine.stats()
         for watch in self._watches:
             watch.tokens = max(watch.tokens, engine.computed_tokens(watch.request_id))
+
+    def _tell(self, answer: "asyncio.Future[Standing | None]", standing: Standing | None) -> None:
+        self._post(_answer, answer, standing)
 
     def _submit(self, engine: AnyEngine, request: GenerationRequest) -> None:
         try:

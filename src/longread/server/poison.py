@@ -109,8 +109,8 @@ class Poison:
 
     def ended(self, request: GenerationRequest, well: bool) -> None:
         """It is not any more; ``well``: it was answered."""
+        self._inside.pop(request.request_id, None)
         if self._deaths:
-            self._inside.pop(request.request_id, None)
             self._forget(self._clock())
             if well:
                 self._deaths.pop(digest_of(request), None)

@@ -41,7 +41,7 @@ class ProcessEngine(Protocol):
         ...
 
     def explain(self, request_id: str, answer: Callable[[Standing | None], None]) -> None:
-        """Have ``answer`` told where a request stands; None once it has ended."""
+        """Have ``answer`` told, on any thread, where a request stands; None once it has ended."""
         ...
 
     def stats(self) -> EngineStats:

@@ -135,7 +135,9 @@ class WorkerEngine:
         return self._computed[request_id]
 
     def explain(self, request_id: str, answer: Explained) -> None:
-        """Have ``answer`` told where a request stands, behind the step that runs: None once it has ended."""
+        """Have ``answer`` told where a request stands, behind the step that runs: None once it has ended, or, on the
+        thread that finds it out, once the process has.
+        """
         number = self._numbers.get(request_id)
         if number is None or self.gone:
             answer(None)
