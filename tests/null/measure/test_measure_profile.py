@@ -13,11 +13,12 @@ from serving import serving, wait_until
 from worker_serving import worker_serving
 
 from longread.cli.main import main
-from longread.measure.load.outcome import Outcome
+from longread.measure.load.outcome import SERVER_PARTS, Outcome
 from longread.measure.load.target import Target
 from longread.measure.profile import kernels
 from longread.measure.profile.attribution import FRONT, HEAD, REST, TEXT, WAY, Attribution, attribute
 from longread.plan.cards import parse_hardware
+from longread.server.clock import PARTS as SERVERS_OWN
 from longread.server.options import ServerOptions
 from longread.spec.errors import ConfigError
 from longread.spec.profiler import ProfilerConfig
@@ -31,6 +32,10 @@ PARTS = {
     "first_byte": 4.0,
     "ttft_ms": 88.0,
 }
+
+
+def test_the_parts_are_the_servers_own() -> None:
+    assert SERVER_PARTS == SERVERS_OWN
 
 
 def outcome(ttft: float, timing: dict[str, float] | None, chunk: float = 0.0, head: float = 0.01) -> Outcome:

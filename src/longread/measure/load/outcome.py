@@ -12,6 +12,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Status = Literal["ok", "refused", "failed", "timeout", "cancelled"]
+# What Longread's answers tell of a TTFT in ``server_timing``, in order (server/clock.py).
+SERVER_PARTS = (
+    *("receive", "thread", "parse", "render", "tokenise", "hash", "check"),
+    *("lookup", "queue", "load_host", "load_disk", "prefill", "sample", "first_byte"),
+)
 
 
 @dataclass(slots=True)

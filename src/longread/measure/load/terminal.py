@@ -137,9 +137,9 @@ def _totals(summary: Summary) -> list[tuple[str, str]]:
     rows = [
         ("requests answered", f"{summary.completed:,} of {run.planned:,}" + (f" ({ends})" if ends else "")),
         ("duration", f"{run.duration:.2f} s, at most {run.peak:,} in flight"),
-        ("input / output tokens", f"{_count(summary.total_input_tokens)} / {_count(summary.total_output_tokens)}"),
-        ("requests/s", _figure(summary.per_second(summary.completed))),
-        ("output tokens/s", _figure(summary.per_second(summary.total_output_tokens))),
+        ("input / output tokens", f"{count(summary.total_input_tokens)} / {count(summary.total_output_tokens)}"),
+        ("requests/s", figure(summary.per_second(summary.completed))),
+        ("output tokens/s", figure(summary.per_second(summary.total_output_tokens))),
     ]
     if summary.cached is not None and summary.cached[2]:
         _, cached, prompt = summary.cached
@@ -161,11 +161,11 @@ def _totals(summary: Summary) -> list[tuple[str, str]]:
 
 
 def _row(name: str, each: Estimate, percents: Sequence[float]) -> list[str]:
-    cells = [NAMES[name], _figure(each.mean), _span(each.mean_interval)]
+    cells = [NAMES[name], figure(each.mean), _span(each.mean_interval)]
     for percent in percents:
         interval = each.intervals[percent]
         mark = "*" if each.count and interval is not None and interval.needs is not None else ""
-        cells.append(_figure(each.percentiles[percent]) + mark)
+        cells.append(figure(each.percentiles[percent]) + mark)
     return [*cells, f"{each.count:,}"]
 
 
@@ -199,12 +199,12 @@ def _pair(each: Spread | None) -> str:
 def _span(interval: Interval) -> str:
     if interval.low is None or interval.high is None:
         return "-"
-    return f"{_figure(interval.low)} to {_figure(interval.high)}"
+    return f"{figure(interval.low)} to {figure(interval.high)}"
 
 
-def _figure(value: float | None) -> str:
+def figure(value: float | None) -> str:
     return "missing" if value is None else f"{value:,.2f}"
 
 
-def _count(value: int | None) -> str:
+def count(value: int | None) -> str:
     return "missing" if value is None else f"{value:,}"

@@ -12,15 +12,10 @@ its front end.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
-from longread.measure.load.outcome import Outcome
+from longread.measure.load.outcome import SERVER_PARTS, Outcome
 
-# Longread's parts in order (server/clock.py), by the names in which answers tell them.
-PARTS: Final = (
-    *("receive", "thread", "parse", "render", "tokenise", "hash", "check"),
-    *("lookup", "queue", "load_host", "load_disk", "prefill", "sample", "first_byte"),
-)
 WAY, TEXT = "network, HTTP, client", "first event to first text"
 FRONT = "front end (TTFT less queue and prefill)"
 HEAD, REST = "to the response's head", "head to first text"
@@ -94,7 +89,7 @@ def _made(
 def _parts(outcome: Outcome) -> dict[str, float]:
     """Milliseconds by part; none where the last one is not told: then they do not end with the first byte."""
     told = outcome.server_timing or {}
-    return {name: told[name] for name in PARTS if name in told} if PARTS[-1] in told else {}
+    return {name: told[name] for name in SERVER_PARTS if name in told} if SERVER_PARTS[-1] in told else {}
 
 
 def _mean(rows: Sequence[Outcome], value: Callable[[Outcome], float]) -> float:
@@ -104,7 +99,7 @@ def _mean(rows: Sequence[Outcome], value: Callable[[Outcome], float]) -> float:
 
 def _by_request(rows: Sequence[Outcome]) -> list[tuple[Level, str, float]]:
     found: list[tuple[Level, str, float]] = []
-    for name in PARTS:
+    for name in SERVER_PARTS:
         values = [_parts(each).get(name) for each in rows]
         if any(value is not None for value in values):
             found.append(("server", name, fmean(value or 0.0 for value in values)))

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from longread.measure.intervals import percentile
+from longread.measure.load.outcome import SERVER_PARTS
 from longread.measure.report.numbers import figure, percent, plain
 from longread.measure.report.run import Request, Run
 from longread.plan.drawing import Axis, Bar, Picture, Series, bars, chart, log_range
@@ -16,24 +17,6 @@ _STEPS = 160  # of a distribution's line
 _DOTS = 500  # of a cloud; of more, the largest and smallest of each stretch of time are drawn
 _LINES = 7
 _BINS = 40
-# The order in which Longread's server says its parts; what it does not name comes behind.
-PARTS = (
-    "receive",
-    "thread",
-    "parse",
-    "render",
-    "tokenise",
-    "hash",
-    "check",
-    "lookup",
-    "queue",
-    "load_host",
-    "load_disk",
-    "prefill",
-    "sample",
-    "first_byte",
-)
-_NO_PARTS = {"decode", "total", "ttft_ms", "decode_ms", "total_ms", "prefill_tokens", "prefill_chunks"}
 OUTSIDE = "outside the server"
 _SMALL = 0.02  # of the whole; parts below are drawn together
 _SLOW = 0.9
@@ -133,7 +116,7 @@ def waterfall(run: Run, key: str) -> Picture | None:
 
 def parts_of(request: Request) -> dict[str, float]:
     """The server's parts of this TTFT in ms. A server that tells of no parts, but of queue and prefill, has those."""
-    told = {name: value for name, value in request.timing.items() if name in PARTS}
+    told = {name: value for name, value in request.timing.items() if name in SERVER_PARTS}
     if told:
         return told
     found = {}
@@ -146,7 +129,7 @@ def parts_of(request: Request) -> dict[str, float]:
 
 def mean_parts(rows: Sequence[Request]) -> dict[str, float]:
     """Means over ``rows`` in the server's order, and what is left of the client's TTFT."""
-    names = [name for name in PARTS if any(name in parts_of(each) for each in rows)]
+    names = [name for name in SERVER_PARTS if any(name in parts_of(each) for each in rows)]
     found = {name: sum(parts_of(each).get(name, 0.0) for each in rows) / len(rows) for name in names}
     ttft = sum(each.values["ttft"] for each in rows) / len(rows)
     found[OUTSIDE] = max(ttft - sum(found.values()), 0.0)

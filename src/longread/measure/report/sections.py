@@ -60,16 +60,21 @@ def _loads(runs: Sequence[Run]) -> list[str]:
 
 
 def _badges(found: Material) -> list[str]:
-    gates: list[Gate] = []
-    for gate in (*(run.gate for run in found.all_runs if run.gate is not None), *found.gates):
-        if gate not in gates:
-            gates.append(gate)
-    shown = [badge(gate) for gate in gates]
+    shown = [badge(gate) for gate in _gates(found)]
     without = [run.label for run in found.all_runs if run.gate is None]
     if without:
         who = "" if len(without) == len(found.all_runs) else f" of {len(without)} runs"
         shown.append(f'<span class="badge warn">{_UNCHECKED}{who}</span>')
     return shown
+
+
+def _gates(found: Material) -> list[Gate]:
+    """Of the runs and beside them, each once."""
+    gates: list[Gate] = []
+    for gate in (*(run.gate for run in found.all_runs if run.gate is not None), *found.gates):
+        if gate not in gates:
+            gates.append(gate)
+    return gates
 
 
 def badge(gate: Gate | None) -> str:
@@ -303,10 +308,7 @@ def _planned(line: Line) -> str:
 
 
 def quality(found: Material) -> str:
-    gates: list[Gate] = []
-    for gate in (*(run.gate for run in found.all_runs if run.gate is not None), *found.gates):
-        if gate not in gates:
-            gates.append(gate)
+    gates = _gates(found)
     if not gates:
         text = (
             "No gate was run for these results: nothing says that the answers are right. `longread gate run -o` does."

@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from longread.measure.load.terminal import count, figure
 from longread.plan.tables import console, print_records
 
 LOADS: Mapping[str, str] = {
@@ -56,7 +57,7 @@ def _load(point: Mapping[str, Any], searched: bool) -> list[str]:
     done, bad = result.get("completed") or 0, result.get("failed") or 0
     told = ((result.get("longread") or {}).get("cached_tokens") or {}).get("share")
     row = [f"{point['value']:g}{' (stopped)' if point.get('stopped') else ''}", f"{done} of {done + bad}"]
-    row += [_figure(result.get(key)) for key in LOADS.values()]
+    row += [figure(result.get(key)) for key in LOADS.values()]
     row.append("missing" if told is None else f"{told:.0%}")
     if searched:
         row.append(point["probe"]["said"] if "probe" in point else "")
@@ -87,15 +88,15 @@ def _frontier(out: Console, points: Sequence[Mapping[str, Any]]) -> None:
         cold = step["cold_ttft_ms"]
         span = "missing"
         if cold["low"] is not None and cold["high"] is not None:
-            span = f"{_figure(cold['low'])} to {_figure(cold['high'])}"
+            span = f"{figure(cold['low'])} to {figure(cold['high'])}"
         rows.append(
             [
                 f"{step['context_tokens']:,}{' (stopped)' if point.get('stopped') else ''}",
-                _count(step["cached_tokens"]),
-                _count(step["new_tokens"]),
-                _figure(step["newest_ttft_ms"]),
-                _figure(step["warm_ttft_ms"]),
-                _figure(step["tpot_ms"]),
+                count(step["cached_tokens"]),
+                count(step["new_tokens"]),
+                figure(step["newest_ttft_ms"]),
+                figure(step["warm_ttft_ms"]),
+                figure(step["tpot_ms"]),
                 span,
                 _measured(cold),
             ]
@@ -117,14 +118,6 @@ def _measured(cold: Mapping[str, Any]) -> str:
     if cold["measured"] is None:
         return ""
     if cold["low"] is None or cold["high"] is None:
-        return _figure(cold["measured"])
+        return figure(cold["measured"])
     off = (cold["low"] + cold["high"]) / 2 / cold["measured"] - 1
-    return f"{_figure(cold['measured'])} (derived {off:+.0%})"
-
-
-def _figure(value: float | None) -> str:
-    return "missing" if value is None else f"{value:,.2f}"
-
-
-def _count(value: int | None) -> str:
-    return "missing" if value is None else f"{value:,}"
+    return f"{figure(cold['measured'])} (derived {off:+.0%})"

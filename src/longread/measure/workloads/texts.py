@@ -66,13 +66,6 @@ class Text:
         """
         return self.ask(asking)
 
-    def near(self, depth: float, seed: int = 0, offered: int = 512) -> Asked:
-        """The question about a single fact nearest to ``depth`` (0 the beginning, 1 the end). Raises ConfigError."""
-        found = self.questions(Asking(offered, seed, ("single",)))
-        if not found:
-            raise ConfigError(f"a {self.domain} of {self.tokens:,} tokens states no fact to ask about; make it longer")
-        return min(found, key=lambda asked: abs((asked.depth or 0.0) - depth))
-
 
 def compose(domain: str, language: str, seed: int, tokens: int, counter: Counter, asking: Asking | None = None) -> Text:
     """The document of ``seed``. ``tokens``: of the text and, behind a newline, of the first question of ``asking``.
