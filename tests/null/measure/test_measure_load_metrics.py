@@ -222,7 +222,7 @@ def test_a_client_that_was_late_says_so() -> None:
 
 
 def test_what_the_answers_tell_about_the_run() -> None:
-    rows = [outcome(counted_tokens=8, tokens_from="usage"), outcome(status="failed"), outcome(held=0.5)]
+    rows = [outcome(counted_tokens=20, tokens_from="usage"), outcome(status="failed"), outcome(held=0.5)]
     said = " | ".join(warnings(summarise(run_of(*rows)), None))
     assert "is it the model's tokenizer" in said
     assert "1 of 3 requests were not answered" in said
