@@ -5,6 +5,7 @@ Knows: names, ranges, a TOML file. Must not know: engines, requests. Names are v
 
 import difflib
 import math
+import stat
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -15,6 +16,8 @@ from longread.spec.errors import ConfigError
 
 DAY = 86400
 LEAST_BUFFER = 256
+MOST = 10**12  # of any count: more is a slip, and numbers without end break sums
+MAX_FILE_BYTES = 8192  # nested names of a larger one could cost gigabytes to read
 TIMEOUTS = ("queue_timeout", "ttft_timeout", "request_timeout")  # of an accepted request, from then on
 _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 _NONE = ("none", "off")
@@ -52,6 +55,9 @@ class Limits:
             raise ConfigError(
                 f"max_stream_buffer: {self.max_stream_buffer} is below {LEAST_BUFFER} tokens: so many may come at once"
             )
+        for name in ("max_num_queued_reqs", "max_num_queued_tokens", "max_stream_buffer"):
+            if (getattr(self, name) or 0) > MOST:
+                raise ConfigError(f"{name}: must be at most {MOST:,}")
         for name in (*TIMEOUTS, "stream_timeout"):
             value = getattr(self, name)
             if value is not None and not 0 < value <= DAY:  # also refuses nan
@@ -77,11 +83,17 @@ def from_mapping(values: Mapping[str, object], base: Limits | None = None) -> Li
 
 
 def from_toml(path: Path, base: Limits | None = None) -> Limits:
-    """The same from a file of ``name = value`` lines; what it leaves out stays as in ``base``. Raises ConfigError."""
+    """The same from a file of ``name = value`` lines; what it leaves out stays as in ``base``. Raises ConfigError.
+
+    It may be read while the server serves: a pipe, which could make it wait, is refused.
+    """
     try:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_FILE_BYTES:
+            raise ConfigError(f"limits {path}: must be a file of at most {MAX_FILE_BYTES:,} bytes")
         values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"limits {path}: cannot be read: {error}") from error
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, no TOML, too many digits
+        raise ConfigError(f"limits {path}: cannot be read: {str(error)[:200]}") from error
     try:
         return from_mapping(values, base)
     except ConfigError as error:
@@ -108,6 +120,12 @@ def parse_seconds(name: str, value: object) -> float | None:
             value = float(text.removesuffix(unit)) * _UNITS.get(unit, 1.0)
         except ValueError:
             raise ConfigError(f"{name}: {text[:64]!r} is no time; write seconds, 500ms, 2min, or none") from None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise ConfigError(f"{name}: must be seconds or none, not {str(value)[:64]!r}")
-    return float(value)
+    try:
+        seconds = float(value)
+    except OverflowError:
+        seconds = math.inf
+    if not math.isfinite(seconds):
+        raise ConfigError(f"{name}: must be seconds or none, not {str(value)[:64]!r}")
+    return seconds

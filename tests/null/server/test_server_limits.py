@@ -1,5 +1,6 @@
 """Limits: what they refuse, and how a file changes them."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,13 @@ def test_a_file_changes_what_it_names(tmp_path: Path) -> None:
         ("ttft_timeout = ", "cannot be read"),
         ("request_timeout = '-3s'", "not above 0"),
         ("request_timeout = 'infs'", "must be seconds"),
+        ("request_timeout = " + "9" * 400, "must be seconds"),
+        ("max_num_queued_reqs = " + "9" * 5000, "cannot be read"),
+        ("max_num_queued_tokens = " + "9" * 400, "at most"),
+        ("max_stream_buffer = 1000000000000000", "at most"),
+        ("x = " + "[" * 5000, "cannot be read"),
+        ("a" + ".a" * 3000 + " = 1", "unknown limit"),
+        ("#" * 10000, "at most 8,192 bytes"),
     ],
 )
 def test_a_file_that_says_something_else_is_refused(tmp_path: Path, text: str, says: str) -> None:
@@ -63,6 +71,12 @@ def test_a_file_that_says_something_else_is_refused(tmp_path: Path, text: str, s
     with pytest.raises(ConfigError, match=says) as caught:
         from_toml(file)
     assert "limits.toml" in str(caught.value)
+
+
+def test_a_pipe_could_make_the_server_wait_and_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "limits.toml")
+    with pytest.raises(ConfigError, match="must be a file"):
+        from_toml(tmp_path / "limits.toml")
 
 
 def test_no_file_is_an_error(tmp_path: Path) -> None:
