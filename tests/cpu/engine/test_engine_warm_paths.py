@@ -1,5 +1,6 @@
 """Every way to a cached document gives the same cache bytes and bit-equal logits: device, host, disk, another process,
-one killed while it wrote, an exported file, a fork. Cold against warm: float rounding and the same greedy tokens.
+one killed while it wrote, an exported file, a fork. Cold against warm: the same bits but for the tokens that are
+computed in another step, whose rounding depends on its shape; and the same greedy tokens.
 """
 
 import dataclasses
@@ -146,6 +147,27 @@ def test_all_warm_paths_are_the_same_bits(model: Path, load: Load, length: int, 
         computed, got = look(restarted, prompt)
         assert computed == 1
         assert_same(got, known)
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_a_repetition_is_the_first_reading_but_for_its_last_token(model: Path, load: Load, length: int) -> None:
+    """Cold, the last token is computed in one step with those before it; repeated, it is alone. So its numbers may be
+    rounded otherwise, within ``TOLERANCE``; everything before it is kept and not computed again.
+    """
+    skip_reader(model, "reader-v3", "reader-v4")
+    engine, prompt = load(model), text(length)
+    computed, (logits, parts) = look(engine, prompt)
+    assert computed == length
+    (again, repeated), (third, repeated_again) = look(engine, prompt), look(engine, prompt)
+    assert (again, third) == (1, 1)
+    assert_same(repeated_again, repeated)
+    assert close(repeated[0], logits) and repeated[0].argmax() == logits.argmax()
+    for group in engine._core.groups:
+        part, other = parts[group.name], repeated[1][group.name]
+        torch.testing.assert_close(other, part, atol=TOLERANCE, rtol=TOLERANCE, msg=group.name)
+        if group.kind == "rows":
+            kept = (length - 1) // group.tokens_per_row
+            assert kept and torch.equal(other[:, :kept], part[:, :kept]), group.name
 
 
 @pytest.mark.parametrize("length", LENGTHS)
