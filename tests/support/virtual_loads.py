@@ -4,8 +4,8 @@ from functools import cache
 from itertools import count
 
 from longread.engine.virtual import Limits
+from longread.measure.arrivals import BLOCK_TOKENS, Arrival
 from longread.measure.planned_cost import PlannedCost, planned_limits
-from longread.measure.workload import BLOCK_TOKENS, Arrival
 from longread.plan.cards import parse_hardware
 from longread.plan.space import Fixed
 from longread.plan.survey import survey

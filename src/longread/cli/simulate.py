@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
     from longread.engine.virtual import Limits
+    from longread.measure.arrivals import Arrival, Kind
     from longread.measure.planned_cost import PlannedCost
     from longread.measure.simulate import Simulation
     from longread.measure.simulation_report import Setting
-    from longread.measure.workload import Arrival, Kind
     from longread.plan.deployment import Deployment
 
 NUM_PROMPTS, OSL = 200, 512
@@ -94,9 +94,9 @@ def _add_load(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Exit 1 when not every request was served."""
     _check(args)
+    from longread.measure.arrivals import write_trace
     from longread.measure.simulate import by_class, simulate
     from longread.measure.simulation_report import document, print_simulation, request_rows
-    from longread.measure.workload import write_trace
 
     deployment, limits, cost = _engine(args)
     arrivals, words = _arrivals(args, limits, cost)
@@ -177,8 +177,8 @@ def _engine(args: argparse.Namespace) -> "tuple[Deployment, Limits, PlannedCost]
 
 def _arrivals(args: argparse.Namespace, limits: "Limits", cost: "PlannedCost") -> "tuple[list[Arrival], str]":
     """The load, and it in words."""
+    from longread.measure.arrivals import Mix, generate, read_trace
     from longread.measure.simulate import sustained
-    from longread.measure.workload import Mix, generate, read_trace
 
     if args.trace is not None:
         speed = f", {args.speedup:g} times faster" if args.speedup != 1 else ""
@@ -205,7 +205,7 @@ def _arrivals(args: argparse.Namespace, limits: "Limits", cost: "PlannedCost") -
 
 
 def _single(args: argparse.Namespace) -> "tuple[Kind, ...]":
-    from longread.measure.workload import Kind, kind_of
+    from longread.measure.arrivals import Kind, kind_of
 
     return (Kind(kind_of(args.isl), 1.0, args.isl, args.osl or OSL),)
 
@@ -229,7 +229,7 @@ def _bar(
 
 def mix(text: str) -> "tuple[Kind, ...]":
     """Classes of ``--mix``; shares must sum to 100 %."""
-    from longread.measure.workload import Kind
+    from longread.measure.arrivals import Kind
 
     kinds = []
     for part in text.split(","):

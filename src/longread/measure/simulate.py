@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from longread.engine.virtual import Cost, Limits, Run, Totals, VirtualEngine, alone
+from longread.measure.arrivals import Arrival
 from longread.measure.planned_cost import calibrated
-from longread.measure.workload import Arrival
 from longread.spec.errors import LongreadError
 
 PERCENTILES = (50, 90, 95, 99)

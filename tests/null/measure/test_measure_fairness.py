@@ -16,9 +16,9 @@ from virtual_loads import fresh, small, two_h20
 from longread.engine.policy import BYPASS_FACTORS, WEIGHTS
 from longread.engine.scheduler import BYPASS_LIMIT
 from longread.engine.virtual import Cost, Limits, Run
+from longread.measure.arrivals import Arrival
 from longread.measure.planned_cost import PlannedCost, planned_step_target
 from longread.measure.simulate import Simulation, by_class, simulate, sustained
-from longread.measure.workload import Arrival
 from longread.spec.config import Slo
 from longread.spec.cost import StepCost
 from longread.spec.engine import class_of

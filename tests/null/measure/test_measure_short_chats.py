@@ -10,8 +10,8 @@ import pytest
 from virtual_loads import fresh, small
 
 from longread.engine.virtual import Cost, Limits
+from longread.measure.arrivals import Arrival
 from longread.measure.simulate import simulate
-from longread.measure.workload import Arrival
 from longread.spec.cost import StepCost
 from longread.spec.step_target import quick_step
 

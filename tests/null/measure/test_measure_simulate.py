@@ -16,10 +16,10 @@ from virtual_loads import fresh, small, two_h20
 from longread.engine import virtual
 from longread.engine.scheduler import Schedule, Scheduler
 from longread.engine.virtual import VirtualEngine, alone
+from longread.measure.arrivals import Arrival, Kind, Mix, generate
 from longread.measure.planned_cost import PlannedCost, Table, calibrated, planned_limits
 from longread.measure.simulate import PERCENTILES, SimulationError, by_class, plain, simulate, spread, sustained
 from longread.measure.simulation_report import SCHEMA, Setting, document, print_simulation, request_rows
-from longread.measure.workload import Arrival, Kind, Mix, generate
 from longread.plan.cards import parse_hardware
 from longread.plan.deployment import Strategy
 from longread.plan.raw import decode_step, prefill

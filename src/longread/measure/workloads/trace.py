@@ -10,8 +10,8 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
+from longread.measure.arrivals import BLOCK_TOKENS, MAX_ID, read_trace
 from longread.measure.reading.grammar import words
-from longread.measure.workload import BLOCK_TOKENS, MAX_ID, read_trace
 from longread.measure.workloads.ask import Ask, Message, Workload
 from longread.measure.workloads.counting import counter
 from longread.measure.workloads.options import (

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longread.measure.workload import (
+from longread.measure.arrivals import (
     BLOCK_TOKENS,
     MAX_ID,
     Arrival,
