@@ -204,7 +204,7 @@ def watch(bench: Bench, reached: dict[str, int], fruitless: Counter[str]) -> Non
             fruitless[key] = 0
 
 
-@settings(max_examples=8)
+@settings(max_examples=4)
 @given(seed=st.integers(0, 1000))
 def test_no_class_waits_for_ever_under_a_stream_that_fills_the_machine(seed: int) -> None:
     """Twice of what can be served arrives in each class; still each class ends requests all the time."""

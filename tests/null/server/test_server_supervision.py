@@ -1,11 +1,9 @@
 """A server whose engine dies: what clients, probes and metrics see, and how it comes back or gives up."""
 
 import os
-import random
 import signal
 import threading
 import time
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -80,46 +78,6 @@ def test_a_hang_is_a_death() -> None:
         assert '"code":"engine_restarting"' in stream(serving.url)[-2]
         serving.wait_ready()
         assert metric(serving, "engine_restarts_total") == 1
-
-
-def ask(address: str, number: int, draw: random.Random) -> str:
-    """How one request of a crowd ended. Some clients stream, some leave early."""
-    body = {**ENDLESS, "prompt": [7, 8, number + 3], "max_tokens": draw.randrange(1, 40), "stream": draw.random() < 0.5}
-    try:
-        with httpx.stream("POST", f"{address}/v1/completions", json=body, timeout=30) as response:
-            if response.status_code != 200:
-                response.read()
-                assert response.status_code == 503 and int(response.headers["Retry-After"]) >= 1
-                return response.json()["error"]["code"]
-            if draw.random() < 0.1:
-                return "left"
-            text = response.read().decode()
-    except httpx.TransportError as error:
-        return f"transport: {error}"
-    if not body["stream"]:
-        return "whole" if response.json()["usage"]["completion_tokens"] == body["max_tokens"] else "short"
-    assert text.endswith("data: [DONE]\n\n") and text.count("data: [DONE]") == 1
-    if '{"error":{' in text:
-        return "engine_restarting" if '"code":"engine_restarting"' in text else text[-300:]
-    return "whole" if text.count('"text":') >= body["max_tokens"] else "short"
-
-
-def test_whenever_the_engine_is_killed_each_request_ends_once() -> None:
-    draw, kills = random.Random(5), 0
-    with worker_serving(engine={"max_model_len": 10**6}, step_seconds=0.002) as serving, ThreadPoolExecutor(12) as pool:
-        answers = [pool.submit(ask, serving.url, number, random.Random(number)) for number in range(100)]
-        while not all(answer.done() for answer in answers):
-            time.sleep(draw.uniform(0.05, 0.4))
-            if kills < 3 and len(serving.made) > kills:
-                serving.kill()
-                kills += 1
-        ends = Counter(answer.result() for answer in answers)
-        assert set(ends) <= {"whole", "engine_restarting", "left"}, ends
-        assert ends["whole"] and ends["engine_restarting"]
-        serving.wait_ready()
-        assert wait_until(lambda: serving.state.driver.pending == 0)
-        assert metric(serving, "engine_restarts_total") == kills
-        assert wait_until(lambda: metric(serving, "num_requests_running") == 0)
 
 
 def test_restarts_leave_nothing_behind() -> None:
