@@ -55,13 +55,14 @@ def verdicts(outcome: Outcome) -> dict[int, str]:
     return {one.level: one.verdict for one in outcome.levels}
 
 
-def test_the_same_server_passes_likelihood_answers_and_critical_values(base: record.Sayings) -> None:
+def test_the_same_server_passes_likelihood_and_critical_values() -> None:
+    base = base_of(Toy(), documents=9)  # whose answers are words at random: of 90 probes some name no value
     outcome = gate(Toy(), base)
     assert base.complete and verdicts(outcome)[1] == "PASS" and verdicts(outcome)[4] == "PASS"
     kl = [f for f in level(outcome, 1).findings if f.name.startswith("kl_mean at")]
     assert [f.name for f in kl] == ["kl_mean at 512", "kl_mean at 768"] and all(f.value == 0 for f in kl)
     needle = next(f for f in level(outcome, 2).findings if f.name == "needle_drop")
-    assert needle.value == 0 and needle.verdict == ("PASS" if (needle.high or 1) <= 0.025 else "INCONCLUSIVE")
+    assert (needle.value, needle.verdict) == (0, "INCONCLUSIVE") and "too little to lose" in needle.note
 
 
 def test_noise_fails_the_strict_profile_first(base: record.Sayings) -> None:

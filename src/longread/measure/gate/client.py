@@ -7,6 +7,7 @@ is a MalformedError that names the field.
 import asyncio
 import json
 import math
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ LONGEST_WAIT = 30.0  # seconds between two of them
 BUSY = (429, 503)
 MOST_BYTES = 256 * 2**20  # of one answer
 QUOTED = 300
+_ESCAPED = re.compile(r"\\ud[89a-f]", re.IGNORECASE)
+_LONE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,20 +102,18 @@ class Client:
     async def get(self, path: str) -> str | None:
         """The body of a GET; None where there is no such thing."""
         try:
-            response = await self._http.get(self.root + path)
+            async with self._http.stream("GET", self.root + path) as response:
+                text = await _body(response, path)
         except (httpx.TransportError, httpx.InvalidURL) as error:
             raise UnreachableError(f"{self.root}{path}: {_reason(error)}; is the server running?") from error
         if response.status_code in (401, 403):
             raise RefusedError(response.status_code, f"{path}: give its API key (--api-key)")
-        return response.text if response.status_code == 200 else None
+        return text if response.status_code == 200 else None
 
     async def post(self, path: str, body: Mapping[str, object]) -> dict[str, Any]:
         """One request. Raises RefusedError, UnreachableError, MalformedError, SpentError."""
         raw = await self._patiently(path, {"model": self.model, **body})
-        try:
-            found = json.loads(raw)
-        except ValueError:
-            raise MalformedError(f"{path}: the answer is not JSON: {raw[:QUOTED]!r}") from None
+        found = _document(raw, f"{path}: the answer")
         if not isinstance(found, dict):
             raise MalformedError(f"{path}: the answer is no JSON object")
         return found
@@ -162,19 +163,34 @@ class Client:
         timeout = max(1.0, min(self.timeout, self.allowance.left + 5.0))
         try:
             async with self._http.stream("POST", self.root + path, json=body, timeout=timeout) as response:
-                parts, size = [], 0
-                async for part in response.aiter_bytes():
-                    size += len(part)
-                    if size > MOST_BYTES:
-                        raise MalformedError(f"{path}: the answer is larger than {MOST_BYTES // 2**20} MiB")
-                    parts.append(part)
-                return response.status_code, b"".join(parts).decode("utf-8", "replace"), _retry_after(response)
+                return response.status_code, await _body(response, path), _retry_after(response)
         except httpx.TimeoutException as error:
             if self.allowance.left <= 0:
                 raise SpentError(f"the time of {self.allowance.seconds:.0f} s is used up (--budget)") from error
             raise UnreachableError(f"{path}: no answer within {timeout:.0f} s (--timeout)") from error
         except (httpx.TransportError, httpx.InvalidURL) as error:
             raise UnreachableError(f"{self.root}{path}: {_reason(error)}") from error
+
+
+async def _body(response: httpx.Response, path: str) -> str:
+    parts, size = [], 0
+    async for part in response.aiter_bytes():
+        size += len(part)
+        if size > MOST_BYTES:
+            raise MalformedError(f"{path}: the answer is larger than {MOST_BYTES // 2**20} MiB")
+        parts.append(part)
+    return b"".join(parts).decode("utf-8", "replace")
+
+
+def _document(raw: str, what: str) -> Any:
+    """JSON, with NaN and infinities: what they stand for is judged where they stand. Halves of surrogate pairs, which
+    no file takes, become replacement characters.
+    """
+    try:
+        found = json.loads(raw)
+        return json.loads(_LONE.sub("\ufffd", json.dumps(found, ensure_ascii=False))) if _ESCAPED.search(raw) else found
+    except (ValueError, RecursionError):
+        raise MalformedError(f"{what} is not JSON: {raw[:QUOTED]!r}") from None
 
 
 def _retry_after(response: httpx.Response) -> float | None:
@@ -211,19 +227,21 @@ def _joined(raw: str, path: str) -> dict[str, Any]:
     reason = None
     for chunk in _chunks(raw, path):
         whole["usage"] = chunk.get("usage") or whole["usage"]
-        for choice in map(_object, chunk.get("choices") or ()):
+        for choice in map(_object, _list(chunk.get("choices"), "choices")):
+            if choice.get("index") not in (0, None):
+                raise MalformedError(f"{path}: choice {choice['index']!r:.40} where one was asked for")
             delta = _object(choice.get("delta")) or {"content": choice.get("text")}
             text.append(str(delta.get("content") or ""))
             reasoning.append(str(delta.get("reasoning_content") or delta.get("reasoning") or ""))
             told = _object(choice.get("logprobs"))
-            entries += told.get("content") or []
+            entries += _list(told.get("content"), "logprobs.content")
             older.append(told)
-            ids += choice.get("token_ids") or []
+            ids += _list(choice.get("token_ids"), "token_ids")
             reason = choice.get("finish_reason") or reason
     logprobs: dict[str, Any] = {"content": entries}
     if not entries:
         for name in ("tokens", "token_logprobs", "top_logprobs"):
-            logprobs[name] = [item for told in older for item in told.get(name) or []]
+            logprobs[name] = [item for told in older for item in _list(told.get(name), f"logprobs.{name}")]
     message = {"content": "".join(text), "reasoning_content": "".join(reasoning)}
     choice = {"message": message, "logprobs": logprobs, "finish_reason": reason, "token_ids": ids or None}
     return {**whole, "choices": [choice]}
@@ -233,10 +251,7 @@ def _chunks(raw: str, path: str) -> Iterator[dict[str, Any]]:
     for line in raw.split("\n"):  # not splitlines: a text may hold other separators
         if not line.startswith("data:") or line[5:].strip() == "[DONE]":
             continue
-        try:
-            chunk = json.loads(line[5:])
-        except ValueError:
-            raise MalformedError(f"{path}: a chunk of the stream is not JSON: {line[:QUOTED]!r}") from None
+        chunk = _document(line[5:], f"{path}: a chunk of the stream")
         if not isinstance(chunk, dict):
             raise MalformedError(f"{path}: a chunk of the stream is no object")
         if chunk.get("error"):
@@ -268,6 +283,13 @@ def read_answer(found: Mapping[str, Any], seconds: float = 0.0) -> Answer:
     )
 
 
+def _list(value: object, name: str) -> list[Any]:
+    """Missing is empty; anything else that is no list is no answer."""
+    if value is not None and not isinstance(value, list):
+        raise MalformedError(f"{name}: {str(value)[:40]!r} where a list belongs")
+    return value or []
+
+
 def _object(value: object) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
@@ -288,7 +310,7 @@ def read_positions(told: object) -> tuple[Position, ...]:
     tokens, tops = told.get("tokens"), told.get("top_logprobs")
     if not isinstance(tokens, list) or not isinstance(tops, list):
         return ()
-    values = told.get("token_logprobs") or [None] * len(tokens)
+    values = _list(told.get("token_logprobs"), "logprobs.token_logprobs") or [None] * len(tokens)
     found = []
     for token, value, top in zip(tokens, values, tops, strict=False):
         pairs = [(str(t), number(p)) for t, p in top.items()] if isinstance(top, dict) else []
@@ -300,7 +322,7 @@ def _entry(entry: object) -> Position:
     if not isinstance(entry, dict) or not isinstance(entry.get("token"), str):
         raise MalformedError("logprobs.content: an entry has no token")
     pairs = []
-    for other in entry.get("top_logprobs") or ():
+    for other in _list(entry.get("top_logprobs"), "logprobs.content: top_logprobs"):
         if not isinstance(other, dict) or not isinstance(other.get("token"), str):
             raise MalformedError("logprobs.content: top_logprobs has an entry without a token")
         pairs.append((other["token"], number(other.get("logprob"))))
@@ -314,9 +336,9 @@ def ranked(pairs: Sequence[tuple[str, float]]) -> tuple[tuple[str, float], ...]:
 
 def number(value: object) -> float:
     """A log-probability. Raises MalformedError unless it is a number <= 0 (a rounding above is taken as 0)."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value) or value > 1e-3:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value <= 1e-3:  # NaN is not, either
         raise MalformedError(f"a log-probability is {str(value)[:40]!r}; it must be a number up to 0")
-    return max(min(float(value), 0.0), -9999.0)
+    return float(max(min(value, 0.0), -9999.0))
 
 
 def _ids(value: object) -> tuple[int, ...] | None:

@@ -89,6 +89,7 @@ class Difference:
     """Two servers at the same position of the same text. ``nll``: candidate's minus base's surprise at the token that
     stands there (a lower bound where the candidate did not tell it; None where the base did not). ``probability``: the
     change of that token's probability. ``flipped``: another token is the most probable, and by more than a tie.
+    ``shared``: the base's probability of the tokens that both told; of the rest the KL knows only the sum.
     """
 
     kl: float
@@ -96,6 +97,7 @@ class Difference:
     tied: bool
     nll: float | None
     probability: float | None
+    shared: float = 1.0
 
 
 def difference(base: Position, candidate: Position, tie: float) -> Difference:
@@ -108,7 +110,9 @@ def difference(base: Position, candidate: Position, tie: float) -> Difference:
     before, after = base.of(base.token), candidate.of(base.token)
     surprise = None if before is None else before - (least if after is None else after)
     change = None if before is None or after is None else math.exp(after) - math.exp(before)
-    return Difference(kl_divergence(base, candidate), other and not tied, tied, surprise, change)
+    p, q = known(base), known(candidate)
+    shared = min(1.0, math.fsum(p[token] for token in p if token in q))
+    return Difference(kl_divergence(base, candidate), other and not tied, tied, surprise, change, shared)
 
 
 def _close(base: Position, candidate: Position, tie: float) -> bool:
@@ -120,13 +124,24 @@ def _close(base: Position, candidate: Position, tie: float) -> bool:
 
 
 def largest_gap(one: Sequence[Position], other: Sequence[Position]) -> float:
-    """max |difference of log-probability| over tokens that both told, position by position; 0 where there are none."""
-    gaps = [abs(a - b) for x, y in zip(one, other, strict=False) for a, b in _pairs(dict(x.top), dict(y.top))]
-    return max(gaps, default=0.0)
+    """max |difference of log-probability| over tokens that both told, position by position; infinite where at some
+    position both told tokens and none of them is the same. 0 without positions.
+    """
+    return max((_gap(_named(x), _named(y)) for x, y in zip(one, other, strict=False)), default=0.0)
 
 
-def _pairs(one: Mapping[str, float], other: Mapping[str, float]) -> list[tuple[float, float]]:
-    return [(one[token], other[token]) for token in one if token in other and REPLACEMENT not in token]
+def _gap(one: Mapping[str, float], other: Mapping[str, float]) -> float:
+    if not one or not other:
+        return 0.0
+    return max((abs(one[token] - other[token]) for token in one if token in other), default=math.inf)
+
+
+def _named(position: Position) -> dict[str, float]:
+    """Log-probabilities of what was told, the token that stands there included, by texts that one token has."""
+    pairs = list(position.top)
+    if position.logprob is not None:
+        pairs.append((position.token, position.logprob))
+    return {token: logprob for token, logprob in pairs if REPLACEMENT not in token}
 
 
 def divergence_point(one: Sequence[Position], other: Sequence[Position]) -> int:

@@ -8,6 +8,7 @@ may be as good as equal (a tie), which is no failure. Whether the server really 
 Knows the client; how the sampler is examined is sampling's.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
@@ -31,7 +32,7 @@ Evidence = Callable[[Mapping[str, object]], None]
 class Compared:
     """Two answers that must be one. ``gap``: largest difference of a log-probability, None: none were told.
     ``parted``: the first position with another token. ``verdict``: "equal", "tie" or "different". ``cached``: tokens
-    that the server says it reused, on both sides.
+    that the server says it reused, on both sides. ``empty``: neither side said anything, so that nothing was compared.
     """
 
     name: str
@@ -41,10 +42,12 @@ class Compared:
     parted: int | None
     texts: tuple[str, str]
     cached: tuple[int | None, int | None]
+    empty: bool = False
 
     def document_of(self) -> dict[str, object]:
-        """As JSON."""
-        return {"level": 0, **asdict(self)}
+        """As JSON: a gap that is not finite is missing."""
+        gap = self.gap if self.gap is not None and math.isfinite(self.gap) else None
+        return {"level": 0, **asdict(self), "gap": gap}
 
 
 @dataclass(slots=True)
@@ -68,7 +71,8 @@ def compare(name: str, key: str, one: Answer, other: Answer, limit: float) -> Co
     verdict = "equal" if equal and (gap is None or gap <= limit) else "different"
     if not equal and parted is not None and gap is not None and gap <= limit and _tie(one, other, parted, limit):
         verdict = "tie"
-    return Compared(name, key, verdict, gap, parted, (one.text, other.text), (one.cached, other.cached))
+    empty = not (one.text or one.reasoning or other.text or other.reasoning or told)
+    return Compared(name, key, verdict, gap, parted, (one.text, other.text), (one.cached, other.cached), empty)
 
 
 def _tie(one: Answer, other: Answer, at: int, limit: float) -> bool:
@@ -165,11 +169,11 @@ class Exactness:
             return [Finding(0, "same answer in every situation", "INCONCLUSIVE", note="nothing was asked")]
         bad = [one for one in self.found if one.verdict == "different"]
         ties = sum(one.verdict == "tie" for one in self.found)
-        documents = len({one.document for one in self.found})
+        documents = len({one.document for one in self.found if not one.empty})
         note = "; ".join(f"{one.name}: {_what(one)}" for one in bad[:3])
         enough = documents >= least
         if not bad and not enough:
-            note = f"{documents} of {least} documents"
+            note = f"{documents} of {least} documents were answered with anything that can be compared"
         findings = [
             Finding(
                 0,
@@ -178,7 +182,7 @@ class Exactness:
                 float(len(bad)),
                 limit=0.0,
                 samples=len(self.found),
-                needed=None if bad or enough else len(self.found) * least // documents,
+                needed=None if bad or enough or not documents else len(self.found) * least // documents,
                 note=note,
             ),
             self._gaps(),
@@ -218,4 +222,6 @@ class Exactness:
 def _what(one: Compared) -> str:
     if one.texts[0] != one.texts[1]:
         return f"{one.texts[0][:80]!r} became {one.texts[1][:80]!r} ({one.document})"
+    if one.gap == math.inf:
+        return f"at one position no told token is the same ({one.document})"
     return f"a log-probability moved by {one.gap or 0:.2g} ({one.document})"

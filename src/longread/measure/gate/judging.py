@@ -39,6 +39,7 @@ ABSENT = (
     "没有说明",
 )
 LONGEST_TEXT = 160  # characters of an answer in a note
+LEAST_SHARED = 0.5  # of the base's probability on tokens that both told; with less the KL's bound says too little
 
 
 def pairs_of(base: Mapping[str, Said], candidate: Iterable[Said], level: int) -> list[Pair]:
@@ -69,6 +70,16 @@ def differences(base: Said, candidate: Said, tie: float) -> list[Difference]:
     return [difference(a, b, tie) for a, b in pairs if a.top and b.top]
 
 
+def ends_apart(base: Said, candidate: Said) -> bool:
+    """Whether one side ends where the other goes on, and the end is no position of its own: for the two the most
+    probable next token is another.
+    """
+    same = divergence_point(base.distributions, candidate.distributions)
+    short, long = sorted((base, candidate), key=lambda one: len(one.positions))
+    parted = same < len(long.positions) and same == len(short.positions) and base.text != candidate.text
+    return parted and short.finish_reason == "stop" and not candidate.forced
+
+
 def noise_of(base: Mapping[str, Said], again: Iterable[Said], profile: Profile) -> float | None:
     """Mean KL of a server against itself; None where nothing was asked again."""
     found = [d.kl for a, b in pairs_of(base, again, 1) for d in differences(a, b, profile["logprob_gap"])]
@@ -85,17 +96,20 @@ def kl_limit(profile: Profile, noise: float | None) -> float:
 def likelihood(pairs: Sequence[Pair], profile: Profile, error: float, noise: float | None = None) -> LevelResult:
     """Level 1. Samples are documents: positions of one document hang together. ``noise``: the base's own."""
     grouped: dict[int, dict[str, list[Difference]]] = defaultdict(lambda: defaultdict(list))
-    whole = fallen = 0
+    ends: dict[int, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    whole = fallen = foreign = 0
     for base, candidate in pairs:
         found = differences(base, candidate, profile["logprob_gap"])
         whole, fallen = whole + len(base.positions), fallen + len(base.positions) - len(found)
+        foreign += None not in (base.prompt_ids, candidate.prompt_ids) and base.prompt_ids != candidate.prompt_ids
         grouped[base.length][base.paper] += found
+        ends[base.length][base.paper] += ends_apart(base, candidate)
     if not any(any(papers.values()) for papers in grouped.values()):
         return LevelResult(1, not_run="no position was told by both sides (no log-probabilities)")
     findings: list[Finding] = []
     everything: dict[str, list[Difference]] = {}
     for length in sorted(grouped):
-        findings += _of_length(length, grouped[length], profile, error, kl_limit(profile, noise))
+        findings += _of_length(length, grouped[length], ends[length], profile, error, kl_limit(profile, noise))
         everything |= grouped[length]
     rises = _groups(everything, lambda d: d.nll)
     values = [value for group in rises for value in group]
@@ -104,8 +118,13 @@ def likelihood(pairs: Sequence[Pair], profile: Profile, error: float, noise: flo
     if noise is not None:
         findings.append(told(1, "kl_mean of the base against itself", noise, len(everything)))
     findings += _shape([d for group in everything.values() for d in group], len(everything))
-    notes = (f"{fallen} of {whole} positions stand behind a difference and were not compared",) if fallen else ()
-    return LevelResult(1, tuple(findings), notes=notes)
+    notes = [f"{fallen} of {whole} positions stand behind a difference and were not compared"] if fallen else []
+    if foreign:
+        notes.append(f"{foreign} prompts have other token ids on both sides: another tokenizer or chat template")
+    ended = sum(sum(papers.values()) for papers in ends.values())
+    if ended:
+        notes.append(f"{ended} answers end where the base's go on, or go on where they end; each counts as a flip")
+    return LevelResult(1, tuple(findings), notes=tuple(notes))
 
 
 def _groups(papers: Mapping[str, Sequence[Difference]], of: Callable[[Difference], float | None]) -> list[list[float]]:
@@ -114,19 +133,24 @@ def _groups(papers: Mapping[str, Sequence[Difference]], of: Callable[[Difference
 
 
 def _of_length(
-    length: int, papers: Mapping[str, Sequence[Difference]], profile: Profile, error: float, limit: float
+    length: int,
+    papers: Mapping[str, Sequence[Difference]],
+    ends: Mapping[str, int],
+    profile: Profile,
+    error: float,
+    limit: float,
 ) -> list[Finding]:
+    """``ends``: answers of each paper that end where the other side's goes on."""
     kls = _groups(papers, lambda d: d.kl)
-    flips = _groups(papers, lambda d: float(d.flipped))
+    flips = [[*(float(d.flipped) for d in found), *[1.0] * ends[paper]] for paper, found in papers.items()]
+    flips = [group for group in flips if group]
     count = sum(map(len, flips))
     flipped = sum(map(sum, flips))
     low, high = bootstrap_mean(flips, error)
     by_position = share(int(flipped), count, error)
-    value = fmean([v for group in kls for v in group])
     note = "" if len(kls) >= 3 else "at least 3 documents of a length are needed"
-    kl = at_most(1, f"kl_mean {_at(length)}", value, bootstrap_mean(kls, error), limit, len(kls), note=note)
     return [
-        enough(kl, [fmean(group) for group in kls]),
+        _kl(f"kl_mean {_at(length)}", papers, kls, error, limit, note),
         # Documents tell how flips cluster, Wilson's what none of so many means: the wider side of both.
         at_most(
             1,
@@ -139,6 +163,26 @@ def _of_length(
             note=note,
         ),
     ]
+
+
+def _kl(
+    name: str,
+    papers: Mapping[str, Sequence[Difference]],
+    kls: Sequence[Sequence[float]],
+    error: float,
+    limit: float,
+    note: str,
+) -> Finding:
+    """A lower bound that is low shows nothing where most of the probability lies on tokens that were not told."""
+    if not kls:
+        return Finding(1, name, "INCONCLUSIVE", note="no position was told by both sides")
+    shared = fmean([d.shared for found in papers.values() for d in found])
+    value = fmean([v for group in kls for v in group])
+    found = at_most(1, name, value, bootstrap_mean(kls, error), limit, len(kls), note=note)
+    if found.verdict == "PASS" and shared < LEAST_SHARED:
+        untold = f"the tokens that both told hold {shared:.0%} of the base's probability; of the rest nothing is known"
+        return replace(found, verdict="INCONCLUSIVE", note=untold)
+    return enough(found, [fmean(group) for group in kls])
 
 
 def enough(finding: Finding, means: Sequence[float]) -> Finding:
@@ -228,6 +272,10 @@ def _drop(
         return Finding(level, name, "INCONCLUSIVE", note="nothing was asked of both")
     clean = clean_samples(limit, error) if limit and not lost and not won else None
     note = f"lost {len(lost)}, won {won}" + (f"; first lost: {lost[0].key}" if lost else "")
+    had = sum(good(a) for a, _ in pairs)
+    if had <= limit * len(pairs):
+        said = f"the base has {had} of {len(pairs)}: there is too little to lose for a loss to show"
+        return Finding(level, name, "INCONCLUSIVE", (len(lost) - won) / len(pairs), limit=limit, note=said)
     return at_most(
         level,
         name,
@@ -256,8 +304,11 @@ def answers(candidate: Sequence[Said], base: Mapping[str, Said] | None, profile:
     findings = failures(3, candidate)
     if base is not None:
         pairs = pairs_of(base, asked, 3)
-        findings.append(_drop(3, "exact_drop", pairs, matches, profile["exact_drop"], error))
-        findings.append(_overlap_drop(pairs, profile, error))
+        overlap = _overlap_drop(pairs, profile, error)
+        exact = _drop(3, "exact_drop", pairs, matches, profile["exact_drop"], error)
+        if pairs and exact.needed is None and exact.low is None and overlap.verdict != "INCONCLUSIVE":
+            exact = replace(exact, verdict=None)  # a base that answers in its own words is judged by the overlap
+        findings += [exact, overlap]
         findings.append(
             _drop(3, "repetition", pairs, lambda s: texts.repeats(s.text) is None, profile["repetition"], error)
         )
@@ -293,6 +344,10 @@ def _overlap_drop(pairs: Sequence[Pair], profile: Profile, error: float) -> Find
     if not losses:
         return Finding(3, "rouge_drop", "INCONCLUSIVE", note="nothing was asked of both")
     value = fmean([loss for group in losses for loss in group])
+    had = fmean([texts.rouge_l(base.text, base.expected or "") for base, _ in pairs])
+    if had <= profile["rouge_drop"]:
+        said = f"the base's ROUGE-L is {had:.3f}: there is too little to lose for a loss to show"
+        return Finding(3, "rouge_drop", "INCONCLUSIVE", value, limit=profile["rouge_drop"], note=said)
     return at_most(3, "rouge_drop", value, bootstrap_mean(losses, error), profile["rouge_drop"], len(losses))
 
 
@@ -305,11 +360,15 @@ def critical_values(
         return LevelResult(4, not_run="no critical value was asked for")
     if base is not None:
         asked = [one for one in asked if one.key in base and base[one.key].error is None]
+    if not asked:
+        return LevelResult(4, findings=tuple(failures(4, candidate)), not_run="the base has none of what was asked")
     bad: list[str] = []
-    repaired = wrong = 0
+    repaired = wrong = telling = 0
     for one in asked:
         untrue = critical.untrue(one.values, one.text)
         before = None if base is None else base[one.key]
+        # Where the base names no value at all, that the candidate names none either shows nothing.
+        telling += before is None or bool(critical.find(before.text)) or not critical.untrue(before.values, before.text)
         if before is None:
             if untrue:
                 bad.append(f"{one.key}: {'; '.join(untrue)}; said {_short(one.text)}")
@@ -320,28 +379,37 @@ def critical_values(
             repaired += 1
         elif changed or (untrue and not critical.untrue(before.values, before.text)):
             bad.append(f"{one.key}: {'; '.join(changed or untrue)}; said {_short(one.text)}")
-    return LevelResult(4, (*failures(4, candidate), *_critical(asked, bad, repaired, wrong, profile, error)))
+    return LevelResult(4, (*failures(4, candidate), *_critical(asked, bad, repaired, wrong, telling, profile, error)))
 
 
 def _critical(
-    asked: Sequence[Said], bad: Sequence[str], repaired: int, wrong: int, profile: Profile, error: float
+    asked: Sequence[Said],
+    bad: Sequence[str],
+    repaired: int,
+    wrong: int,
+    telling: int,
+    profile: Profile,
+    error: float,
 ) -> list[Finding]:
+    """``telling``: how many of ``asked`` would have shown a change."""
+    telling = max(telling, len(bad))
     allowed, bound = profile["critical_changes"], profile["critical_bound"]
     over = len(bad) > allowed or repaired > profile["critical_repairs"]
-    interval = share(len(bad), len(asked), error)
+    interval = share(len(bad), telling, error)
     note = "; ".join(bad[:3]) + (f"; {len(bad) - 3} more" if len(bad) > 3 else "")
     if repaired and repaired > profile["critical_repairs"]:
         note = "; ".join(part for part in (note, f"{repaired} became right that the base had wrong") if part)
     count = float(len(bad))
-    rate = len(bad) / len(asked) if asked else 0.0
+    rate = len(bad) / telling if telling else 0.0
     shown = samples_for_rate(rate) if over and 0 < rate < 1 else None
-    verdict: Verdict = "FAIL" if over else "PASS"
-    first = Finding(4, "critical_changes", verdict, count, None, None, allowed, len(asked), shown, note)
+    verdict: Verdict = "FAIL" if over else "PASS" if telling else "INCONCLUSIVE"
+    if not telling:
+        note = f"the base names no critical value in any of {len(asked)} answers"
+    first = Finding(4, "critical_changes", verdict, count, None, None, allowed, telling, shown, note)
     findings = [first]
     if not over:
         clean = clean_samples(bound, error) if bound and not bad else None
-        value = len(bad) / len(asked)
-        findings.append(at_most(4, "critical_bound", value, interval, bound, len(asked), needed=clean))
+        findings.append(at_most(4, "critical_bound", rate, interval, bound, telling, needed=clean))
     kinds: dict[str, int] = defaultdict(int)
     for one in asked:
         for kind in {value.kind for text in one.values for value in critical.find(text)} or {"other"}:

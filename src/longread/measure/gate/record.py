@@ -174,6 +174,9 @@ def read(path: Path) -> Sayings:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))
         raise ConfigError(f"{path}: damaged at {where}: {first['msg']}") from None
+    keys = {one.key for one in found.said}
+    if len(keys) < len(found.said):
+        raise ConfigError(f"{path}: damaged: it holds {len(found.said) - len(keys)} answers twice")
     papers = tuple(Paper(**paper.model_dump()) for paper in found.plan.papers)
     plan = Plan(found.plan.style, found.plan.seed, papers, found.plan.version, found.plan.own_sha256)
     return Sayings(dict(found.provenance), plan, list(found.said), found.complete, list(found.again))

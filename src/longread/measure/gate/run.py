@@ -8,7 +8,7 @@ import datetime
 import math
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 import httpx
 
@@ -415,6 +415,21 @@ def compare_files(base: Sayings, candidate: Sayings, profile: Profile) -> Outcom
     outcome = Outcome(profile, provenance={"base": base.provenance, "candidate": candidate.provenance})
     levels = sorted({level for one in base.said for level in one.levels})
     outcome.levels = [judge(level, candidate.said, before, profile, ERROR, base.again) for level in levels]
+    outcome.levels = [_whole(one, base, candidate) for one in outcome.levels]
     if not (base.complete and candidate.complete):
         outcome.stopped = "one of the files is not complete"
     return outcome
+
+
+def _whole(result: LevelResult, base: Sayings, candidate: Sayings) -> LevelResult:
+    """A level of a comparison of files passes only where all that the base holds has been asked: what a file leaves
+    out, for whatever reason, may be what differs.
+    """
+    there = {one.key for one in candidate.said}
+    wanted = [one.key for one in base.said if result.level in one.levels]
+    missing = [key for key in wanted if key not in there]
+    if not missing or result.not_run is not None:
+        return result
+    note = f"{len(missing)} of {len(wanted)} asks are not in the candidate's file (first: {missing[0]})"
+    lacking = Finding(result.level, "asks that are missing", "INCONCLUSIVE", float(len(missing)), note=note)
+    return replace(result, findings=(lacking, *result.findings))

@@ -138,6 +138,8 @@ class Sampler:
         tied = all((position.of(token) or -99.0) >= position.top[0][1] - 0.05 for token in others)
         verdict: Verdict = "PASS" if not others or tied else "FAIL"
         note = f"{others[0]!r} was drawn where {position.best!r} is the most probable" if others else ""
+        if verdict == "PASS" and len(drawn) < GREEDY:
+            verdict, note = "INCONCLUSIVE", f"{len(drawn)} of {GREEDY} draws were told"
         self._keep(0.0, drawn)
         return Finding(0, "temperature 0", verdict, float(len(others)), limit=0.0, samples=len(drawn), note=note)
 
