@@ -6,16 +6,24 @@ as JSON; a profile ends by itself after its steps, and waits to be fetched.
 """
 
 import asyncio
+from contextlib import suppress
 from typing import Any, Protocol, runtime_checkable
 
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from longread.server.body import BODY_SECONDS
 from longread.server.errors import json_response
 from longread.server.state import ServerState, state_of
 from longread.server.worker.engine import Profiled
-from longread.spec.errors import InvalidRequestError, OverloadedError, RecordNotFoundError, RequestError
+from longread.spec.errors import (
+    InvalidRequestError,
+    OverloadedError,
+    RecordNotFoundError,
+    RequestError,
+    RequestTimeoutError,
+)
 from longread.spec.profiler import MOST_STEPS, ProfilerConfig
 
 BODY_BYTES = 4096
@@ -56,10 +64,14 @@ def _allowed(state: ServerState) -> ProfilerConfig:
 
 async def _body(request: Request) -> dict[str, Any]:
     data = b""
-    async for part in request.stream():
-        data += part
-        if len(data) > BODY_BYTES:
-            raise InvalidRequestError(f'the body is larger than {BODY_BYTES:,} bytes; it is {{"num_steps": N}}')
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for part in request.stream():
+                data += part
+                if len(data) > BODY_BYTES:
+                    raise InvalidRequestError(f'the body is larger than {BODY_BYTES:,} bytes; it is {{"num_steps": N}}')
+    except TimeoutError:
+        raise RequestTimeoutError(f"the body was not whole within {BODY_SECONDS:g} s", code="request_timeout") from None
     try:
         found = orjson.loads(data) if data.strip() else {}
     except orjson.JSONDecodeError:
@@ -97,7 +109,8 @@ async def _ask(state: ServerState, steps: int) -> Any:
 
     def answered(told: dict[str, Any] | None, error: RequestError | None) -> None:
         """On whatever thread: a process that has died is told of on another."""
-        loop.call_soon_threadsafe(settle, told, error)
+        with suppress(RuntimeError):  # the loop is closed: nobody waits
+            loop.call_soon_threadsafe(settle, told, error)
 
     engine.profile(steps, answered)
     try:
