@@ -181,8 +181,8 @@ class ScriptedServer:
         method, path, _ = lines[0].split(" ")
         headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:] if line)}
         body = await reader.readexactly(int(headers.get("content-length", 0)))
-        if method == "GET":
-            self._page(path, writer)
+        if method in ("GET", "HEAD"):
+            self._page(path, writer, method == "HEAD")
             return True
         seen = Seen(len(self.seen), connection, path, headers, json.loads(body), time.perf_counter())
         self.seen.append(seen)
@@ -196,14 +196,13 @@ class ScriptedServer:
             self.in_flight -= 1
         return True
 
-    def _page(self, path: str, writer: asyncio.StreamWriter) -> None:
+    def _page(self, path: str, writer: asyncio.StreamWriter, bare: bool) -> None:
         found = self.pages.get(path)
         body = (found or "no such page").encode()
         status = b"404 Not Found" if found is None else b"200 OK"
         kind = b"application/json" if body[:1] == b"{" else b"text/plain"
-        writer.write(
-            b"HTTP/1.1 %s\r\ncontent-type: %s\r\ncontent-length: %d\r\n\r\n" % (status, kind, len(body)) + body
-        )
+        head = b"HTTP/1.1 %s\r\ncontent-type: %s\r\ncontent-length: %d\r\n\r\n" % (status, kind, len(body))
+        writer.write(head if bare else head + body)
 
     async def _step(self, step: Step, seen: Seen, writer: asyncio.StreamWriter) -> bool:
         match step:

@@ -185,7 +185,7 @@ def test_vllms_detailed_lists_are_requests(tmp_path: Path) -> None:
     assert run.requests is not None
     assert (run.requests[1].sent, run.requests[59].status) == (1.0, "failed")
     assert run.figures["ttfc"].count == 59
-    assert run.requests[0].values == pytest.approx({"ttfc": 500.0, "tpot_chunk": 30.0})
+    assert run.requests[0].values == pytest.approx({"ttfc": 500.0, "tpot_chunk": 30.0, "e2el": 1070.0})
 
 
 @pytest.mark.parametrize(

@@ -392,13 +392,16 @@ def _busy(
     interval is that ratio's.
     """
     found = []
+    until = next((each for each in ("e2el", "e2el_text") if all(each in run.figures for run in runs)), "e2el")
     for place, run in enumerate(runs):
         rows = [pair[place] for pair in pairs] if pairs else _answers(run)
-        rows = [each for each in rows if "e2el" in each.values] if not pairs else rows
+        rows = [each for each in rows if until in each.values] if not pairs else rows
         tokens = [float(each.output_tokens or 0) if name == "output_throughput" else 1.0 for each in rows]
-        times = [each.values.get("e2el", 0.0) for each in rows]
+        times = [each.values.get(until, 0.0) for each in rows]
         if not sum(tokens) or not sum(times):
-            return Ratio(value, why="no interval: " + (run.no_requests or "the tokens of its answers are not known"))
+            return Ratio(
+                value, why="no interval: " + (run.no_requests or "a file holds no tokens or no ends of its answers")
+            )
         # What each request adds to tokens / time, around 1: the mean is 1, and its spread is the rate's.
         per_token, per_time = len(rows) / sum(tokens), len(rows) / sum(times)
         found.append([1 + t * per_token - e * per_time for t, e in zip(tokens, times, strict=True)])

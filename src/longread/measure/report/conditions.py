@@ -50,8 +50,11 @@ def _asked(a: Run, b: Run) -> list[Difference]:
     if a.model != b.model:
         found.append(Difference(f"model: {a.model or 'not told'} and {b.model or 'not told'}", True))
     left, right = mapping(a.part("provenance")), mapping(b.part("provenance"))
-    for name, title in (("workload", "workload"), ("extra_body", "extra body")):
-        found += [Difference(f"{title} {text}", True) for text in _between(left.get(name), right.get(name))]
+    if a.own and b.own:
+        for name, title in (("workload", "workload"), ("extra_body", "extra body")):
+            found += [Difference(f"{title} {text}", True) for text in _between(left.get(name), right.get(name))]
+    else:
+        found.append(Difference("not told, so not checked: whether both sent the same prompts and body fields", False))
     schedules = [{k: mapping(side.get("schedule")).get(k) for k in _SCHEDULE} for side in (left, right)]
     if a.own and b.own:
         found += [Difference(f"load: {text}", True) for text in _between(schedules[0], schedules[1])]

@@ -4,13 +4,13 @@ Raises ConfigError for what is none of them, damaged or too large; nothing is gu
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import orjson
 
-from longread.measure.report import longread_result, other_tools
+from longread.measure.report import aiperf_result, longread_result, vllm_result
 from longread.measure.report.numbers import amount, items, mapping, real, words
 from longread.measure.report.run import Gate, Point, Request, Run, Sweep
 from longread.plan.figures import length
@@ -103,7 +103,7 @@ def kind_of(document: Mapping[str, object]) -> str | None:
     if str(document.get("schema", "")).startswith("longread.plan/"):
         return "plan"
     own = mapping(document.get("longread"))
-    if own.get("kind") == "bench serve" or other_tools.is_aiperf(document) or other_tools.is_vllm(document):
+    if own.get("kind") == "bench serve" or aiperf_result.is_result(document) or vllm_result.is_result(document):
         return "run"
     return None
 
@@ -128,20 +128,24 @@ def run_of(document: Mapping[str, object], label: str, path: Path) -> Run:
     if own.get("kind") == "bench serve":
         if own.get("schema") != longread_result.SCHEMA:
             raise ConfigError(f"{path}: schema {own.get('schema')!r}; this version reads {longread_result.SCHEMA}")
-        requests, why = _requests(own, path)
+        requests, why = _requests(own.get("requests_file"), path, longread_result.request_of)
         run = longread_result.run_of(document, label, path.name, requests, why)
         inside = mapping(mapping(own.get("quality")).get("gate")) or mapping(own.get("gate"))
         if inside.get("kind") == "longread-gate":
             run.gate = gate_of(inside, path.name)
         return run
-    if other_tools.is_aiperf(document):
-        return other_tools.aiperf(document, label, path.name)
-    return other_tools.vllm(document, label, path.name)
+    if aiperf_result.is_result(document):
+        requests, why = _requests(aiperf_result.rows_name(path.name), path, aiperf_result.request_of)
+        return aiperf_result.run_of(document, label, path.name, requests, why)
+    return vllm_result.run_of(document, label, path.name)
 
 
-def _requests(own: Mapping[str, object], path: Path) -> tuple[list[Request] | None, str | None]:
-    """The lines beside a result. Only a plain file name is followed: a result names no path elsewhere."""
-    name = own.get("requests_file")
+def _requests(
+    name: object, path: Path, make: Callable[[Mapping[str, object]], Request | None]
+) -> tuple[list[Request] | None, str | None]:
+    """What ``make`` makes of the lines of the file of that name beside a result, or why there are none. Only a plain
+    file name is followed: a result names no path elsewhere.
+    """
     if not isinstance(name, str) or not name or Path(name).name != name or "\0" in name:
         return None, "the result names no file of requests"
     place = path.parent / name
@@ -162,7 +166,9 @@ def _requests(own: Mapping[str, object], path: Path) -> tuple[list[Request] | No
                 raise ConfigError(f"{place}: line {number:,} is not JSON ({error})") from None
             if not isinstance(row, dict):
                 raise ConfigError(f"{place}: line {number:,} is no object")
-            found.append(longread_result.request_of(row))
+            request = make(row)
+            if request is not None:
+                found.append(request)
     return found, None
 
 
