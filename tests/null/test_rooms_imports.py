@@ -140,6 +140,21 @@ def test_rooms_import_only_what_the_table_allows() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_parts_of_measure_import_only_from_lines_above_in_its_docstring() -> None:
+    told = ast.get_docstring(modules()["longread.measure"], clean=False) or ""
+    lines = [line.split("  ")[2].split(", ") for line in told.splitlines() if line.startswith("    ")]
+    level = {part: number for number, parts in enumerate(lines) for part in parts}
+    parts = {name: name.split(".")[2] for name in modules() if name.startswith("longread.measure.")}
+    assert set(parts.values()) == set(level)
+    wrong = [
+        f"{name} imports {target}"
+        for name, part in parts.items()
+        for target in own_imports(name) & parts.keys()
+        if parts[target] != part and level[parts[target]] >= level[part]
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
 def test_imported_modules_exist() -> None:
     missing = [f"{n} imports {t}" for n in modules() for t in own_imports(n) if t not in modules()]
     assert not missing, "\n".join(missing)
