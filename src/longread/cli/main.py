@@ -17,6 +17,7 @@ from longread.cli import (
     demo,
     doctor,
     experiment,
+    explain,
     fixture,
     gate,
     ingest,
@@ -24,7 +25,6 @@ from longread.cli import (
     probe,
     serve,
     simulate,
-    standing,
     store,
     stress,
     trace,
@@ -51,7 +51,7 @@ COMMANDS = {
     "ingest": ingest,
     "store": store,
     "trace": trace,
-    "explain": standing,
+    "explain": explain,
 }
 
 

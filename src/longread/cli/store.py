@@ -39,7 +39,7 @@ def add_parser(commands: "_SubParsersAction[Parser]", name: str) -> None:
     _add_looking(actions)
     _add_keeping(actions)
     _add_moving(actions)
-    explain.add_parser(actions, "explain")  # asks a server, not a folder
+    explain.add_store_parser(actions, "explain")  # asks a server, not a folder
     parser.set_defaults(run=lambda args: _help(parser), parser=parser)
 
 

@@ -165,7 +165,7 @@ def test_store_explain_as_a_command(server: Serving, capsys: Capture) -> None:
     ask(server, "Twice. " + PAGE)
     name = ask(server, "Twice. " + PAGE).headers["x-request-id"]
     parser = Parser(prog="longread store")
-    explain_command.add_parser(parser.add_subparsers(), "explain")
+    explain_command.add_store_parser(parser.add_subparsers(), "explain")
     for flags, words in (
         ((), ("complete", "the last token is always computed")),
         (("--json",), ('"difference": null',)),
