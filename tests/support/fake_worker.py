@@ -4,7 +4,8 @@ The task may hold: ``engine`` (FakeEngine's options), ``step_seconds`` (each ste
 ``refuse`` (the text of a ConfigError), ``die`` (status that loading ends the process with), ``hang_at`` (the step that
 sleeps for ever), ``fail_at`` (the step that raises), ``garble_at`` (the step behind which nonsense is sent), ``lie_at``
 (the step that ends a request twice), ``collector`` (a file that each step writes the garbage collector's state to),
-``poison`` (a prompt that begins with this id ends the process while it has a slot).
+``poison`` (a prompt that begins with this id ends the process while it has a slot), ``profile_seconds`` (what ending
+a profile takes before it fails).
 """
 
 import gc
@@ -58,13 +59,24 @@ class ScriptedEngine(FakeEngine):
         return events
 
 
+class ProfiledEngine(ScriptedEngine):
+    """Its profiles fail."""
+
+    def start_profile(self, num_steps: int) -> None: ...
+
+    def stop_profile(self) -> None:
+        time.sleep(self._task["profile_seconds"])
+        raise RuntimeError("the profiler was told to break")
+
+
 def load(task: dict[str, Any]) -> tuple[FakeEngine, dict[str, Any]]:
     time.sleep(task.get("load_seconds", 0.0))
     if "die" in task:
         os._exit(task["die"])
     if "refuse" in task:
         raise ConfigError(task["refuse"])
-    return ScriptedEngine(task), {"pid": os.getpid()}
+    kind = ProfiledEngine if "profile_seconds" in task else ScriptedEngine
+    return kind(task), {"pid": os.getpid()}
 
 
 if __name__ == "__main__":

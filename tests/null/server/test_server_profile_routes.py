@@ -41,3 +41,15 @@ def test_an_engine_that_dies_leaves_nobody_waiting_for_its_profile() -> None:
             answer = each.result(10)
             assert answer.status_code == 503 and answer.json()["error"]["code"] == "engine_restarting"
         serving.wait_ready()
+
+
+def test_a_profile_that_fails_or_takes_long_costs_nobody_else_anything() -> None:
+    engine = {"max_model_len": 10**6}
+    task = {"profile_seconds": 2.0, "step_seconds": 0.01, "step_timeout": 1.0}
+    with worker_serving(options=OPTIONS, engine=engine, **task) as serving, ThreadPoolExecutor(1) as pool:
+        body = {"prompt": [7, 8, 9], "ignore_eos": True, "max_tokens": 100}
+        other = pool.submit(httpx.post, f"{serving.url}/v1/completions", json=body, timeout=30)
+        assert httpx.post(f"{serving.url}/start_profile").status_code == 200
+        answer = httpx.post(f"{serving.url}/stop_profile", timeout=20)  # longer than the watchdog allows a step
+        assert answer.json()["error"]["code"] == "profile_failed" and "RuntimeError" in answer.text
+        assert other.result(20).status_code == 200 and len(serving.made) == 1

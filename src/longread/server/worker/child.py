@@ -71,6 +71,11 @@ class Watchdog:
             self._armed = now
             faulthandler.dump_traceback_later(self._seconds * 1.25, exit=True)
 
+    def rest(self) -> None:
+        """Nothing is due until the next ``beat``."""
+        self._armed = 0.0
+        faulthandler.cancel_dump_traceback_later()
+
 
 def attend(descriptor: int, load: Load) -> None:
     """Serve the socket ``descriptor`` with the engine that ``load`` makes of the task. Does not return."""
@@ -192,7 +197,9 @@ class _Served:
                 self._watched[told] = 0
 
     def _profile(self, number: int, num_steps: int) -> None:
-        """Begin to record so many steps; 0: end it and tell it, which may take seconds."""
+        """Begin to record so many steps; 0: end it and tell it, which may take long: no step hangs meanwhile. A
+        profile that fails is no reason to end what else runs.
+        """
         told: Mapping[str, JsonValue] | None = None
         error: RequestError | None = None
         try:
@@ -201,9 +208,15 @@ class _Served:
             if num_steps:
                 self._engine.start_profile(num_steps)
             else:
+                self._watchdog.rest()
                 told = self._engine.stop_profile()
         except RequestError as refused:
             error = refused
+        except Exception as failed:
+            logger.exception("a profile failed")
+            error = ProfileError(
+                f"the profile failed ({type(failed).__name__}); the server's log says why", code="profile_failed"
+            )
         self._send(messages.PROFILED, messages.encode_profiled(number, told, error))
 
     def _submit(self, number: int, request: GenerationRequest) -> None:
@@ -272,5 +285,5 @@ class _Served:
         while self._numbers and time.monotonic() < end:
             self._watchdog.beat()
             self._report(self._engine.step())
-        faulthandler.cancel_dump_traceback_later()  # writing to a slow disk has a limit of its own
+        self._watchdog.rest()  # writing to a slow disk has a limit of its own
         self._engine.close()
