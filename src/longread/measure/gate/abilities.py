@@ -4,9 +4,10 @@ Knows the fields of OpenAI's API and vLLM's extensions. What a server refuses is
 it says so.
 """
 
+import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import asdict, dataclass, field
 
 from longread.measure.gate.client import Answer, Client, number
@@ -60,20 +61,15 @@ class _Prober:
 
     async def tries(self, name: str, extra: Mapping[str, object]) -> Answer | None:
         """A chat with ``extra``; None where it is refused as such (4xx)."""
-        try:
-            return await self.client.chat(HELLO, **self.fields, **extra)
-        except RefusedError as error:
-            if not 400 <= error.status < 500:
-                raise
-            self.without[name] = str(error)
-        except MalformedError as error:
-            self.without[name] = str(error)
-        return None
+        return await self._answered(name, self.client.chat(HELLO, **self.fields, **extra))
 
     async def completes(self, name: str, prompt: str | tuple[int, ...], extra: Mapping[str, object]) -> Answer | None:
         """The same for /v1/completions; vLLM and others answer 404 where they have no such route."""
+        return await self._answered(name, self.client.complete(prompt, max_tokens=1, temperature=0, **extra))
+
+    async def _answered(self, name: str, asked: Awaitable[Answer]) -> Answer | None:
         try:
-            return await self.client.complete(prompt, max_tokens=1, temperature=0, **extra)
+            return await asked
         except RefusedError as error:
             if not 400 <= error.status < 500:
                 raise
@@ -135,8 +131,6 @@ async def _model(client: Client, wanted: str | None) -> tuple[str, int | None]:
 
 def read_models(text: str) -> dict[str, int | None]:
     """Names and their max_model_len (None: not told). Raises MalformedError."""
-    import json  # the standard library's: an answer of some server's
-
     try:
         rows = json.loads(text)["data"]
         found = {str(row["id"]): row.get("max_model_len") for row in rows}
