@@ -153,3 +153,5 @@ class Server(uvicorn.Server):
         left = self._drain_seconds - (time.monotonic() - begun)
         self.config.timeout_graceful_shutdown = max(_LAST_WORDS_SECONDS, int(left))
         await super().shutdown(sockets)
+        if self.force_exit:  # uvicorn leaves the app's end out then, and its log shows where that was cut off
+            await self.lifespan.shutdown()
