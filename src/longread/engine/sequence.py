@@ -49,8 +49,13 @@ class Timeline:
         self.key = key
         self.hashed = hashed
         self.salt = salt
-        # Of numbers and not of objects, which the garbage collector would visit one by one.
-        self.tokens: MutableSequence[int] = array("i", tokens)
+        # Of numbers and not of objects, which the garbage collector would visit one by one. Bytes become numbers at
+        # memory speed; a million objects take as long as a step.
+        known = array("i")
+        if hashed is not None and hashed.fits(hashed.root, tokens):
+            known.frombytes(hashed.data)
+        known.extend(tokens[len(known) :])
+        self.tokens: MutableSequence[int] = known
         self.prompt_length = len(self.tokens)
         self.lease: Lease | None = None
         self.admission = Admission()
