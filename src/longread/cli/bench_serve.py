@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from longread.cli.checkpoint import tokenizer_of
 from longread.cli.parser import Parser, UsageError, count, shorten, whole
 from longread.spec.errors import ConfigError
 
@@ -95,7 +96,12 @@ def _workload(parser: Parser) -> None:
     group.add_argument("--random-prefix-len", metavar="N", help="tokens that all prompts begin with, beside --isl")
     group.add_argument("--dataset-option", action="append", default=[], metavar="NAME=VALUE", help="of that dataset")
     group.add_argument("--trace-speedup", type=number, default=1.0, metavar="X", help="2: the trace in half its time")
-    group.add_argument("--tokenizer", type=Path, metavar="PATH", help="folder or tokenizer.json: exact lengths, counts")
+    group.add_argument(
+        "--tokenizer",
+        type=tokenizer_of,
+        metavar="PATH",
+        help="folder, tokenizer.json or bundled model: exact lengths, counts",
+    )
     group.add_argument("--seed", type=whole, default=0, help="of the workload and of the arrivals")
 
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from longread.cli.checkpoint import tokenizer_of
 from longread.cli.parser import Parser, UsageError, count, shorten, whole
 
 if TYPE_CHECKING:
@@ -43,7 +44,12 @@ def add_parser(kinds: "_SubParsersAction[Parser]") -> None:
     parser.add_argument("--num-prompts", metavar="N", help="how many requests")
     parser.add_argument("--isl", metavar="LENGTHS", help="tokens of a prompt, or a distribution of them")
     parser.add_argument("--osl", metavar="LENGTHS", help="tokens of an answer at most, or a distribution")
-    parser.add_argument("--tokenizer", metavar="PATH", help="folder or tokenizer.json of the server: exact lengths")
+    parser.add_argument(
+        "--tokenizer",
+        type=tokenizer_of,
+        metavar="PATH",
+        help="folder, tokenizer.json or bundled model: exact lengths",
+    )
     parser.add_argument("--output", type=Path, metavar="FILE", help="write all requests as JSON lines")
     parser.add_argument(
         "--format", choices=("longread", "vllm"), default="longread", help="vllm: prompt and output_tokens only"
@@ -87,7 +93,7 @@ def _given(args: argparse.Namespace) -> dict[str, object]:
         if value is not None and name in found:
             raise UsageError(f"--{name.replace('_', '-')} and {name}= both set it; give one of them")
         if value is not None:
-            found[name] = value
+            found[name] = str(value)
     return found
 
 

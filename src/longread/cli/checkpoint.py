@@ -5,6 +5,7 @@ know: what is in a checkpoint beyond its config.json.
 """
 
 import importlib.util
+from argparse import ArgumentTypeError
 from pathlib import Path
 
 from longread.cli.parser import nearest
@@ -32,6 +33,14 @@ def locate(value: str) -> Path:
     if not (models / value / "config.json").is_file():
         raise CheckpointError(f"{value}: this installation of longread-models has no files of it (looked in {models})")
     return models / value
+
+
+def tokenizer_of(value: str) -> Path:
+    """An option's type: the folder or tokenizer.json that ``value`` means, which may be a bundled model's name."""
+    try:
+        return locate(value)
+    except CheckpointError as error:
+        raise ArgumentTypeError(str(error)) from None
 
 
 def origin(path: Path) -> str:

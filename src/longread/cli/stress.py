@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from longread.cli.bench_serve import extra_of, headers_of, number
-from longread.cli.checkpoint import locate, spec_of
+from longread.cli.checkpoint import locate, spec_of, tokenizer_of
 from longread.cli.gate import seconds
 from longread.cli.parser import Parser, UsageError, count, shorten, whole
 
@@ -57,7 +57,10 @@ def _server(parser: Parser) -> None:
     group.add_argument("--extra-body", metavar="JSON", help="fields of every request's body")
     group.add_argument("--thinking", action="store_true", help="ask for reasoning in every request's chat template")
     group.add_argument(
-        "--tokenizer", type=Path, metavar="PATH", help="exact lengths; default: --serve's, else estimated"
+        "--tokenizer",
+        type=tokenizer_of,
+        metavar="PATH",
+        help="folder, tokenizer.json or bundled model: exact lengths; default: --serve's, else estimated",
     )
     group.add_argument("--request-timeout", type=number, default=600.0, metavar="SECONDS", help="of one request")
 

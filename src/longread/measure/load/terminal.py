@@ -4,6 +4,7 @@ Knows rich and summaries. Must not know HTTP or files.
 """
 
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from longread.measure.load.outcome import Outcome, Spread
 from longread.measure.load.run import Progress as Told
 from longread.plan.tables import Screen, console, print_records
 
-EVERY = 10.0  # seconds between lines where nobody watches a bar
+EVERY, QUIET = 10.0, 30.0  # seconds between lines where nobody watches a bar; between those that tell nothing new
 NAMES = {
     "ttft": "TTFT",
     "ttfc": "first chunk",
@@ -72,23 +73,38 @@ class _Bar(_Counts):
 
 
 class _Lines(_Counts):
-    """A line every ten seconds at most."""
+    """Words for whoever reads a log: soon after something moved, and now and then while nothing does."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: float) -> None:
         super().__init__()
-        self._begun = self._told = time.monotonic()
+        self._begun = self._told = now
+        self._moved, self._in_flight = False, 0
+        self._phase = "preparing"
+
+    def preparing(self, done: int, total: int) -> None:
+        self._phase, self._moved = f"preparing: {done:,} of {total:,} prompts", True
+
+    def warming(self, done: int, total: int) -> None:
+        self._phase, self._moved = f"warming up: {done:,} of {total:,} requests answered", True
 
     def started(self, total: int) -> None:
         super().started(total)
-        self._begun = self._told = time.monotonic()
+        self._phase, self._moved, self._begun = "", True, time.monotonic()
+
+    def sent(self, in_flight: int) -> None:
+        self._in_flight = in_flight
 
     def finished(self, outcome: Outcome, in_flight: int) -> None:
         super().finished(outcome, in_flight)
-        now = time.monotonic()
-        if now - self._told >= EVERY:
-            self._told = now
-            said = f"{self.done:,} of {self.total:,} requests in {now - self._begun:.0f} s"
-            print(f"{said}, {self.said(in_flight)}", file=sys.stderr, flush=True)
+        self._in_flight, self._moved = in_flight, True
+
+    def due(self, now: float) -> str | None:
+        """A line, where it is time for one. Asked every EVERY seconds."""
+        if not self._moved and now - self._told < QUIET:
+            return None
+        self._told, self._moved = now, False
+        did = self._phase or f"{self.done:,} of {self.total:,} requests, {self.said(self._in_flight)}"
+        return f"{did}; {now - self._begun:.0f} s"
 
 
 @contextmanager
@@ -96,7 +112,8 @@ def display() -> Iterator[Told]:
     """A bar on a terminal, lines elsewhere."""
     screen = Screen(stderr=True)
     if not screen.is_terminal:
-        yield _Lines()
+        with _spoken(_Lines(time.monotonic())) as lines:
+            yield lines
         return
     columns = (
         TextColumn("{task.description}"),
@@ -107,6 +124,26 @@ def display() -> Iterator[Told]:
     )
     with Progress(*columns, console=screen, transient=True, refresh_per_second=4) as bar:
         yield _Bar(bar)
+
+
+@contextmanager
+def _spoken(lines: _Lines) -> Iterator[_Lines]:
+    """Tells from a thread: a request may take minutes, in which nothing else would."""
+    ended = threading.Event()
+
+    def speak() -> None:
+        while not ended.wait(EVERY):
+            said = lines.due(time.monotonic())
+            if said is not None:
+                print(said, file=sys.stderr, flush=True)
+
+    speaker = threading.Thread(target=speak, name="progress", daemon=True)
+    speaker.start()
+    try:
+        yield lines
+    finally:
+        ended.set()
+        speaker.join()
 
 
 def show(summary: Summary, calibration: Calibration | None, warnings: Sequence[str]) -> None:

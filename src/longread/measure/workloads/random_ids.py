@@ -48,7 +48,11 @@ def build(given: Settings) -> Workload:
     count = counter(given["tokenizer"])
     vocabulary = range(given["vocab_size"]) if given["vocab_size"] else count.vocabulary
     if vocabulary is None:
-        raise ConfigError("workload random draws token ids: give the server's tokenizer or vocab_size=N")
+        raise ConfigError(
+            "workload random draws token ids and must know which there are: give --tokenizer (the server's "
+            "tokenizer.json, its folder, or a bundled model's name), or --dataset-option vocab_size=N; or take another "
+            "workload, as --dataset-name documents"
+        )
     if given["form"] != "ids" and count.text is None:
         raise ConfigError(f"form={given['form']} decodes ids: give the server's tokenizer, or take form=ids")
     if given["vocab_size"] and count.vocabulary is not None and given["vocab_size"] > count.vocabulary.stop:
