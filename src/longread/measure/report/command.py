@@ -7,7 +7,8 @@ from longread.measure.files import appearing, write_json
 from longread.measure.report import compare_table, page, png
 from longread.measure.report.compare import Wanted
 from longread.measure.report.compare import compare as compared
-from longread.measure.report.files import gate_for, read_all, read_runs
+from longread.measure.report.files import read_all, read_runs
+from longread.measure.report.gates import gate_for
 
 WORSE, OPEN = 1, 3  # exit codes, as the gate's FAIL and INCONCLUSIVE
 

@@ -4,13 +4,14 @@ Raises ConfigError for what is none of them, damaged or too large; nothing is gu
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import orjson
 
 from longread.measure.report import aiperf_result, longread_result, vllm_result
+from longread.measure.report.gates import gate_for, gate_in, gate_of
 from longread.measure.report.numbers import amount, items, mapping, real, words
 from longread.measure.report.run import Gate, Point, Request, Run, Sweep
 from longread.plan.figures import length
@@ -130,9 +131,7 @@ def run_of(document: Mapping[str, object], label: str, path: Path) -> Run:
             raise ConfigError(f"{path}: schema {own.get('schema')!r}; this version reads {longread_result.SCHEMA}")
         requests, why = _requests(own.get("requests_file"), path, longread_result.request_of)
         run = longread_result.run_of(document, label, path.name, requests, why)
-        inside = mapping(mapping(own.get("quality")).get("gate")) or mapping(own.get("gate"))
-        if inside.get("kind") == "longread-gate":
-            run.gate = gate_of(inside, path.name)
+        run.gate = gate_in(own, path.name)
         return run
     if aiperf_result.is_result(document):
         requests, why = _requests(aiperf_result.rows_name(path.name), path, aiperf_result.request_of)
@@ -239,37 +238,6 @@ def _found(document: Mapping[str, object], axis: str) -> tuple[tuple[tuple[str, 
 def _between(interval: object) -> str:
     ends = [real(each) for each in items(interval)]
     return f" (between {ends[0]:g} and {ends[1]:g})" if len(ends) == 2 and None not in ends else ""
-
-
-def gate_of(document: Mapping[str, object], source: str) -> Gate:
-    provenance = mapping(document.get("provenance"))
-    verdict = document.get("verdict")
-    profile = mapping(document.get("profile"))
-    return Gate(
-        verdict if isinstance(verdict, str) and verdict in ("PASS", "FAIL", "INCONCLUSIVE") else "INCONCLUSIVE",
-        words(profile.get("name"), 60) or "unnamed",
-        words(provenance.get("date")),
-        words(provenance.get("model")),
-        words(provenance.get("base_url")),
-        document,
-        source,
-    )
-
-
-def gate_for(run: Run, gates: Iterable[Gate]) -> Gate | None:
-    """The gate of the same model at the same address; the worst of several, so that a red one is never hidden."""
-    url = words(run.part("server", "url"))
-    fitting = [
-        each
-        for each in gates
-        if each.model == run.model and (url is None or each.url is None or _address(each.url) == _address(url))
-    ]
-    order = {"FAIL": 0, "INCONCLUSIVE": 1, "PASS": 2}
-    return min(fitting, key=lambda each: order[each.verdict], default=None)
-
-
-def _address(url: str) -> str:
-    return url.rstrip("/").removesuffix("/v1").replace("//localhost", "//127.0.0.1")
 
 
 def _name_apart(found: Material) -> None:
