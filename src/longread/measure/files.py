@@ -18,7 +18,8 @@ def appearing(path: Path) -> Iterator[TextIO]:
     draft = path.with_name(f".{path.name[:80]}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with draft.open("w", encoding="utf-8") as out:
+        # A lone surrogate (a path that is no UTF-8, say) becomes an escape, which JSON reads as what it was.
+        with draft.open("w", encoding="utf-8", errors="backslashreplace") as out:
             yield out
             out.flush()
             os.fsync(out.fileno())

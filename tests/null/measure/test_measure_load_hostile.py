@@ -99,3 +99,32 @@ def test_a_server_that_wants_a_key_or_lists_too_much_is_told_as_such() -> None:
         only_model("http://h", Look(unread={"models": "http://h/v1/models: status 401"}))
     with pytest.raises(NoServerError, match="serves 100 models or more"):
         only_model("http://h", Look(models=tuple(f"m{i}" for i in range(100))))
+
+
+@pytest.mark.parametrize("body", ['{"temperature": NaN}', '{"a": 1e999}', '{"a": "\\ud800"}', "[" * 100_000])
+def test_a_body_that_json_cannot_carry_is_refused_before_any_request(
+    body: str, prompts: Path, capsys: pytest.CaptureFixture
+) -> None:
+    with scripted_thread(lambda n, body: answer(["a"])) as server:
+        assert bench(server.url, prompts, "--extra-body", body) == 2
+        assert not server.seen
+    assert "--extra-body is not JSON" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("field", ['"extra": {"x": NaN}', '"key": "\\ud800"', '"extra": {"x": "\\udfff"}'])
+def test_a_line_that_json_cannot_carry_is_refused_before_any_request(
+    field: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "q", "max_tokens": 4, ' + field + "}")
+    with scripted_thread(lambda n, body: answer(["a"])) as server:
+        code = bench(server.url, path, "--no-calibration")
+        assert (code, len(server.seen)) in ((2, 0), (0, 1))
+    assert "this is a bug" not in capsys.readouterr().err
+
+
+def test_a_command_line_that_is_no_utf_8_is_kept_as_it_was(prompts: Path, tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    with scripted_thread(lambda n, body: answer(["a"])) as server:
+        assert bench(server.url, prompts, "--no-calibration", "--metadata", "k=\udcff", "--output", str(path)) == 0
+    assert json.loads(path.read_text())["k"] == "\udcff"

@@ -45,7 +45,7 @@ def file(folder: Path, text: str, name: str = "own.jsonl") -> Path:
         ('{"prompt": "a", "max_tokens": 1.5}', "max_tokens"),
         ('{"prompt": "a", "max_tokens": 5, "output_tokens": 5}', "give one"),
         ('{"prompt": "a", "at": -1}', "at must be seconds"),
-        ('{"prompt": "a", "at": NaN}', "at must be seconds"),
+        ('{"prompt": "a", "at": NaN}', "NaN is no JSON"),
         ('{"prompt": "a", "at": "5"}', "at must be seconds"),
         ('{"prompt": "a", "session": 5}', "session must be a text"),
         ('{"prompt": "a", "think_seconds": true}', "think_seconds"),

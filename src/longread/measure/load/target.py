@@ -60,7 +60,10 @@ class Target:
         fields: dict[str, Any] = {"model": self.model, **self._content(ask, answers), "max_tokens": ask.max_tokens}
         fields |= {"temperature": 0.0, **ask.extra, **self.extra}  # greedy unless told otherwise, as vLLM's bench
         fields |= {"stream": True, "stream_options": {"include_usage": True}}
-        return orjson.dumps(fields)
+        try:
+            return orjson.dumps(fields)
+        except TypeError as error:
+            raise ConfigError(f"ask {ask.key[:60]!r} cannot be sent as JSON: {error}") from None
 
     def _content(self, ask: Ask, answers: Sequence[str]) -> dict[str, Any]:
         if self.backend == "openai":

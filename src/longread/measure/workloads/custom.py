@@ -117,7 +117,7 @@ def _jsonl(path: Path, data: str, given: Settings) -> list[Ask]:
     for number, line in _lines(path, data):
         where = f"{path}, line {number}"
         try:
-            row = json.loads(line)
+            row = json.loads(line, parse_constant=_no_number)
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"{where}: not JSON: {str(error) or 'nested too deep'}") from None
         try:
@@ -222,6 +222,10 @@ def _expected(value: object) -> Expected | None:
     return Expected(value["kind"], value["text"], tuple(lists[0]), tuple(lists[1]))
 
 
+def _no_number(name: str) -> float:
+    raise ValueError(f"{name} is no JSON")
+
+
 def _extra(value: object) -> Mapping[str, object]:
     if value is None:
         return {}
@@ -257,7 +261,7 @@ def _told(value: object) -> str:
 def _sharegpt(path: Path, data: str, given: Settings) -> list[Ask]:
     """The first turn of each conversation and the answer after it as a reference, as other tools replay this file."""
     try:
-        rows = json.loads(data)
+        rows = json.loads(data, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not JSON: {str(error) or 'nested too deep'}") from None
     if not isinstance(rows, list):
