@@ -15,7 +15,7 @@ from longread.measure.gate.abilities import capacity_of, probe, read_models, rea
 from longread.measure.gate.client import Allowance, Client, number, read_answer
 from longread.measure.gate.errors import GateError, MalformedError, RefusedError, SpentError, UnreachableError
 from longread.measure.gate.profiles import LIMITS, built_in, profile_of
-from longread.measure.gate.report import findings_table, limits_table, told
+from longread.measure.gate.report import findings_table, limits_reasons, limits_table, told
 from longread.measure.gate.run import Outcome, Settings, Watch, compare_files, make_base, run_gate
 from longread.measure.gate.verdict import LevelResult
 from longread.spec.errors import ConfigError
@@ -457,7 +457,7 @@ def test_every_limit_has_a_reason_and_is_no_stricter_in_a_laxer_profile() -> Non
         assert limit.reason and limit.what and max(limit.values) <= limit.most
         if limit.name not in ("needle_floor", "kl_noise"):
             assert limit.values[0] <= limit.values[1] <= limit.values[2]
-    assert limits_table().row_count == len(LIMITS)
+    assert limits_table().row_count == len(LIMITS) and len(limits_reasons()) == 1 + 2 * len(LIMITS)
 
 
 def test_the_report_shows_each_level_and_the_verdict(base: record.Sayings) -> None:

@@ -65,7 +65,10 @@ def compare(base_path: Path, candidate_path: Path, profile_name: str, output: Pa
 
 def profiles(own: str | None) -> int:
     """Print the limits."""
-    Screen(highlight=False).print(report.limits_table(None if own is None else profile_of(own)))
+    screen = Screen(highlight=False)
+    screen.print(report.limits_table(None if own is None else profile_of(own)))
+    for line in report.limits_reasons():
+        screen.print(line)
     return 0
 
 

@@ -96,7 +96,9 @@ class Exactness:
         rates: Mapping[tuple[str, str], float],
         pressure_tokens: int,
         evidence: Evidence,
+        tell: Callable[[str], None] = lambda words: None,
     ):
+        self.tell = tell
         self.client, self.abilities, self.style = client, abilities, style
         self.limit, self.fresh, self.rates = profile["logprob_gap"], fresh, rates
         self.pressure_tokens, self.evidence = pressure_tokens, evidence
@@ -161,7 +163,17 @@ class Exactness:
         wanted = BLIND_PRESSURE * length if capacity is None else int(PRESSURE_SHARE * capacity)
         wanted = min(wanted, self.pressure_tokens)
         rounds = min(PRESSURE_ROUNDS, max(1, -(-wanted // length)))
-        await all_of(self._ask(self._trial(length), 0) for _ in range(rounds))
+        what, read = f"{rounds:,} other documents of {length:,} tokens fill the cache (--pressure-tokens)", 0
+        self.tell(what)
+
+        async def fill(trial: Trial) -> None:
+            nonlocal read
+            await self._ask(trial, 0)
+            read += 1
+            if read * 10 // rounds > (read - 1) * 10 // rounds:  # ten times, where a log is all that is seen
+                self.tell(f"{what}: {read:,} read")
+
+        await all_of(fill(self._trial(length)) for _ in range(rounds))
 
     def judged(self, least: int) -> list[Finding]:
         """Findings so far; ``least``: documents that a PASS needs."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from longread.spec.errors import ConfigError
 
 NAMES = ("lossless", "fp8-class", "int4-class")
-SCOREBOARD = "llama.cpp tools/perplexity README, LLaMA 3 8B scoreboard"
+SCOREBOARD = "the README of llama.cpp's tools/perplexity, LLaMA 3 8B scoreboard"
 
 
 @dataclass(frozen=True, slots=True)

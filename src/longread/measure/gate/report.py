@@ -4,6 +4,8 @@ import math
 from collections.abc import Iterable
 
 from rich import box
+from rich.console import RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -77,15 +79,29 @@ def told(outcome: Outcome) -> list[Text]:
 
 
 def limits_table(own: Profile | None = None) -> Table:
-    """All limits of the built-in profiles (and of one's own) with unit and reason."""
-    table = Table(title="Limits of the profiles, and why", title_justify="left", show_lines=True)
-    table.add_column("limit")
+    """All limits of the built-in profiles, and of one's own."""
+    table = Table(title="Limits of the profiles", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("limit", no_wrap=True)
     table.add_column("level", justify="right")
     for name in (*NAMES, *([own.name] if own else [])):
-        table.add_column(name, justify="right")
-    table.add_column("what, and the reason for its values", ratio=1)
+        table.add_column(Text(name), justify="right")
+    table.add_column("unit")
     for limit in LIMITS:
-        values = [_n(value) for value in limit.values] + ([_n(own[limit.name])] if own else [])
-        why = Text.assemble(f"{limit.what} ({limit.unit}). ", Text(limit.reason, style="dim"))
-        table.add_row(limit.name, str(limit.level), *values, why)
+        given = (*limit.values, *([own[limit.name]] if own else []))
+        values = ["no limit" if value == limit.most else _n(value) for value in given]
+        table.add_row(limit.name, str(limit.level), *values, limit.unit)
     return table
+
+
+def limits_reasons() -> list[RenderableType]:
+    """What each limit is of, and why its values are what they are: prose, which needs the whole width."""
+    lines: list[RenderableType] = [Text("What they are, and why", style="italic")]
+    for limit in LIMITS:
+        lines.append(Text(limit.name, style="bold"))
+        why = Text.assemble(f"{_sentence(limit.what)} ", (_sentence(limit.reason), "dim"))
+        lines.append(Padding(why, (0, 0, 0, 2)))
+    return lines
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."

@@ -326,12 +326,13 @@ class _Gate:
             rates,
             self.settings.pressure_tokens,
             self.watch.evidence,
+            lambda words: self.watch.progress(0, 1, f"level 0: {words}"),
         )
         self.watch.progress(0, 1, "level 0: the sampler")
         self.sampling = await Sampler(self.client, self.abilities, fresh, self.watch.evidence).run()
         for number in range(EXACT_DOCUMENTS):
             for length in self._lengths:
-                self.watch.progress(0, 1, f"level 0: document {number + 1} of {length:,} tokens")
+                self.watch.progress(0, 1, f"level 0: document {number + 1} of {EXACT_DOCUMENTS}, {length:,} tokens")
                 await self.exact.run(length, pressure=number == 0)
 
     @property

@@ -49,7 +49,10 @@ def run(settings: Settings, output: Path | None) -> int:
 
 
 def limits() -> int:
-    Console(highlight=False).print(report.limits_table())
+    console = Console(highlight=False)
+    console.print(report.limits_table())
+    for each in report.limits_reasons():
+        console.print(each)
     return 0
 
 

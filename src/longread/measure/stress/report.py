@@ -4,6 +4,8 @@ import math
 from collections.abc import Iterable
 
 from rich import box
+from rich.console import RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -90,12 +92,26 @@ def notes(report: Report) -> list[Text]:
 
 
 def limits_table() -> Table:
-    """All limits with their defaults and reasons."""
-    found = Table(title="Limits of the pressure tests, and why", title_justify="left", show_lines=True)
+    """All limits with their defaults."""
+    found = Table(title="Limits of the pressure tests", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in ("limit", "test", "default"):
-        found.add_column(name, justify="right" if name == "default" else "left")
-    found.add_column("what, and the reason for the default", ratio=1)
+        found.add_column(name, justify="right" if name == "default" else "left", no_wrap=True)
     for each in LIMITS:
-        why = Text.assemble(f"{each.what}. ", Text(each.reason if each.reason != "none" else "", style="dim"))
-        found.add_row(each.name, TITLES[each.test], amount(each.default, each.unit), why)
+        found.add_row(each.name, TITLES[each.test], amount(each.default, each.unit))
     return found
+
+
+def limits_reasons() -> list[RenderableType]:
+    """What each limit is of, and why its default is what it is: prose, which needs the whole width."""
+    lines: list[RenderableType] = [Text("What they are, and why", style="italic")]
+    for each in LIMITS:
+        lines.append(Text(each.name, style="bold"))
+        why = Text.assemble(
+            _sentence(each.what), (f" {_sentence(each.reason)}" if each.reason != "none" else "", "dim")
+        )
+        lines.append(Padding(why, (0, 0, 0, 2)))
+    return lines
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
