@@ -1,9 +1,14 @@
 """A gate in a file that was edited by hand, or that contradicts itself, says the worst of what stands there."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+from made_results import Made, write
 
+from longread.cli.main import main
+from longread.measure.report.files import read_runs
 from longread.measure.report.gates import gate_in, gate_of
 
 PASS: dict[str, Any] = {
@@ -66,3 +71,23 @@ def test_without_a_gate_there_is_none() -> None:
     assert gate_in({}, "r.json") is None and gate_in({"quality": None}, "r.json") is None
     older = gate_in({"gate": PASS}, "r.json")
     assert older is not None and older.verdict == "PASS"
+
+
+def test_a_result_that_says_something_else_than_its_requests_is_told(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.json", Made(seed=1))
+    assert not [text for text in read_runs(path)[0].warnings if "disagree" in text]
+    document = json.loads(path.read_text())
+    document["longread"]["metrics"]["ttft"]["mean"] /= 2
+    path.write_text(json.dumps(document))
+    assert [text for text in read_runs(path)[0].warnings if "disagree about TTFT" in text]
+    document["longread"]["metrics"]["ttft"]["mean"] *= 2
+    document["longread"]["metrics"]["e2el"]["samples"] -= 1
+    path.write_text(json.dumps(document))
+    assert [text for text in read_runs(path)[0].warnings if "disagree about E2EL" in text]
+
+
+def test_a_file_is_not_compared_with_itself(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    path = write(tmp_path / "a.json", Made(seed=1))
+    (tmp_path / "b.json").symlink_to(path)
+    assert main(["bench", "compare", str(path), str(tmp_path / "b.json")]) == 2
+    assert "are the same file" in capsys.readouterr().err

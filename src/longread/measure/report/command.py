@@ -9,6 +9,7 @@ from longread.measure.report.compare import Wanted
 from longread.measure.report.compare import compare as compared
 from longread.measure.report.files import read_all, read_runs
 from longread.measure.report.gates import gate_for
+from longread.spec.errors import ConfigError
 
 WORSE, OPEN = 1, 3  # exit codes, as the gate's FAIL and INCONCLUSIVE
 
@@ -18,6 +19,10 @@ def compare(a: Path, b: Path, gates: Sequence[Path], wanted: Wanted, output: Pat
 
     Raises ConfigError where a file is not usable, or the two must not be compared.
     """
+    if a.resolve() == b.resolve() and not wanted.anyway:
+        raise ConfigError(
+            f"{a} and {b} are the same file: there is nothing to compare; give --anyway to do it all the same"
+        )
     sides = read_runs(a), read_runs(b)
     more = read_all(gates).gates
     for run in (*sides[0], *sides[1]):

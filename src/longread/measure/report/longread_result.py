@@ -1,12 +1,14 @@
 """A result of ``longread bench serve`` as a run. Knows its schema (measure/load/result.py), trusts no value of it."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from longread.measure.load.estimates import estimate
-from longread.measure.report.numbers import amount, items, mapping, real, whole, words
+from longread.measure.report.numbers import amount, items, mapping, plain, real, whole, words
 from longread.measure.report.run import ENDS, Figure, Request, Run
 
 SCHEMA = 1
+AGREE = 0.001  # of a mean: requests are rounded to 0.1 us
 _TIMES = ("ttft", "ttfc", "ttfrt", "ttfat", "tpot", "e2el")
 _OWN_RATES = ("output_throughput", "request_throughput", "request_goodput", "total_token_throughput")
 
@@ -19,6 +21,7 @@ def run_of(
     told = mapping(own.get("requests"))
     ends = {name: whole(told.get(name)) or 0 for name in ENDS}
     figures = {name: figure_of(mapping(each)) for name, each in mapping(own.get("metrics")).items()}
+    odd = _disagree(figures, requests or [])
     figures |= derived(requests or [])
     return Run(
         label=label,
@@ -37,8 +40,25 @@ def run_of(
         no_requests=why,
         own=own,
         missing=texts(own.get("missing")),
-        warnings=texts(own.get("warnings")),
+        warnings=(*odd, *texts(own.get("warnings"))),
     )
+
+
+def _disagree(figures: Mapping[str, Figure], requests: Sequence[Request]) -> list[str]:
+    """Where a result says something else than its requests: one of the two was edited, or is of another run."""
+    answered = [each for each in requests if each.status == "ok"]
+    said = []
+    for name in ("ttft", "e2el"):
+        samples, figure = [each.values[name] for each in answered if name in each.values], figures.get(name)
+        if not samples or figure is None or figure.mean is None:
+            continue
+        mean = math.fsum(samples) / len(samples)
+        if abs(mean - figure.mean) > AGREE * max(mean, figure.mean) or figure.count != len(samples):
+            said.append(
+                f"the result and its requests disagree about {name.upper()}: mean {plain(figure.mean)} ms of "
+                f"{figure.count} in the one, {plain(mean)} ms of {len(samples)} in the other; one of them was edited"
+            )
+    return said
 
 
 def texts(value: object) -> tuple[str, ...]:
