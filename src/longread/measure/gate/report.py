@@ -37,7 +37,8 @@ def findings_table(levels: Iterable[LevelResult], everything: bool = False) -> T
 
 
 def _cells(finding: Finding) -> tuple[Text | str, ...]:
-    interval = "" if finding.low is None or finding.high is None else f"{_n(finding.low)}…{_n(finding.high)}"
+    known = all(end is not None and math.isfinite(end) for end in (finding.low, finding.high))
+    interval = f"{_n(finding.low)}…{_n(finding.high)}" if known else ""
     return (
         Text("told", style="dim") if finding.verdict is None else _coloured(finding.verdict),
         _n(finding.value),

@@ -119,6 +119,11 @@ def _take(path: Path, document: Mapping[str, object], found: Material) -> None:
         found.gates.append(gate_of(document, path.name))
     elif kind == "plan":
         found.plans.append((path.name, document))
+    elif document.get("kind") == "longread-gate-base":
+        raise ConfigError(
+            f"{path}: what one server said, without a verdict; one comes from `longread gate run --base {path.name} "
+            "-o FILE`, or from `longread gate compare`"
+        )
     else:
         raise ConfigError(f"{path}: it is not known what this is; known are {KNOWN}")
 
