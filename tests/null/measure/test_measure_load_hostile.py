@@ -128,3 +128,15 @@ def test_a_command_line_that_is_no_utf_8_is_kept_as_it_was(prompts: Path, tmp_pa
     with scripted_thread(lambda n, body: answer(["a"])) as server:
         assert bench(server.url, prompts, "--no-calibration", "--metadata", "k=\udcff", "--output", str(path)) == 0
     assert json.loads(path.read_text())["k"] == "\udcff"
+
+
+def test_a_disk_that_fills_up_stops_the_run_and_names_the_file(
+    prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr("longread.measure.load.result.line", lambda outcome, detailed: os.write(full, b"x"))
+    full = os.open("/dev/full", os.O_WRONLY)
+    with scripted_thread(lambda n, body: answer(["a"])) as server:
+        assert bench(server.url, prompts, "--no-calibration", "--output", str(tmp_path / "r.json")) == 1
+    os.close(full)
+    told = capsys.readouterr().err
+    assert "r.requests.jsonl.part: cannot be written: No space left on device" in told

@@ -30,6 +30,7 @@ from longread.measure.load.calibrate import Calibration
 from longread.measure.load.estimates import Estimate, Interval
 from longread.measure.load.metrics import DEFINITIONS, KindSummary, Summary, percent_name
 from longread.measure.load.outcome import Outcome, Spread
+from longread.spec.errors import LongreadError
 
 SCHEMA = 1
 LINES = ".requests.jsonl"
@@ -50,7 +51,14 @@ class Lines:
         self._file = self._part.open("wb", buffering=0)
 
     def add(self, outcome: Outcome) -> None:
-        self._file.write(orjson.dumps(line(outcome, self._detailed)) + b"\n")
+        """Raises LongreadError where the line cannot be written: a run whose requests are lost is not gone on with."""
+        try:
+            self._file.write(orjson.dumps(line(outcome, self._detailed)) + b"\n")
+        except OSError as error:
+            raise LongreadError(
+                f"{self._part}: cannot be written: {error.strerror or error}; the run is stopped; what was measured "
+                "until then is in that file"
+            ) from error
 
     def __enter__(self) -> "Lines":
         return self
