@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 from longread.spec.errors import ConfigError, RequestError
 
-MOST_STEPS: Final = 256  # a step of a large model makes tens of thousands of events
+MOST_STEPS: Final = 32  # a step makes tens of thousands of events: more take long to be told, and gigabytes
 DEFAULT_STEPS: Final = 16
 
 

@@ -173,7 +173,7 @@ def test_the_table_names_what_is_missing(tmp_path: Path, capsys: pytest.CaptureF
         for bad, wrong in (
             (["--hardware", "8xH20-96"], "one device"),
             (["--hardware", "nonsense"], "nonsense"),
-            (["--num-steps", "1000"], "at most 256"),
+            (["--num-steps", "1000"], "at most 32"),
             (["--save-result"], "one file"),
             (["--output", str(tmp_path)], "is a folder"),
         ):
@@ -203,8 +203,8 @@ def test_routes_of_a_server_without_an_engine_of_its_own_process() -> None:
             (b"{", "not JSON"),
             (b"[]", "no JSON object"),
             (b'{"steps": 3}', "'steps' is not honoured"),
-            (b'{"num_steps": 0}', "from 1 to 256"),
-            (b'{"num_steps": true}', "from 1 to 256"),
+            (b'{"num_steps": 0}', "from 1 to 32"),
+            (b'{"num_steps": true}', "from 1 to 32"),
             (b'{"num_steps": 1e400}', ""),
             (b" " * 5000, "larger than 4,096"),
         ):
