@@ -112,7 +112,7 @@ def test_a_profile_is_begun_and_ended_once(folder: Path) -> None:
     for steps in (0, -1, MOST_STEPS + 1):
         with pytest.raises(ProfileError, match="from 1 to 32"):
             profiled.start_profile(steps)
-    profiled.start_profile(100)
+    profiled.start_profile(MOST_STEPS)
     with pytest.raises(ProfileError, match="under way"):
         profiled.start_profile(1)
     answer(profiled, "a", PROMPT[:20], 3)
