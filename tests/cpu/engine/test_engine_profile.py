@@ -118,7 +118,7 @@ def test_a_profile_is_begun_and_ended_once(folder: Path) -> None:
     answer(profiled, "a", PROMPT[:20], 3)
     profiled.step()  # at rest: not a step of the model
     told = profiled.stop_profile()
-    assert (told["steps"], told["wanted_steps"], told["trace"]) == (3, 100, None)
+    assert (told["steps"], told["wanted_steps"], told["trace"]) == (3, MOST_STEPS, None)
     profiled.start_profile(2)
     assert profiled.stop_profile()["steps"] == 0
     profiled.start_profile(2)
