@@ -62,7 +62,11 @@ def add_parser(kinds: "_SubParsersAction[Parser]") -> None:
         "--max-time", type=bench_serve.number, default=math.inf, metavar="SECONDS", help="no point begins after that"
     )
     group.add_argument(
-        "--waves", type=count, default=4, metavar="N", help="requests of a point for each slot, at least"
+        "--waves",
+        type=count,
+        default=4,
+        metavar="N",
+        help=f"requests of a point for each slot, at least; at least --num-prompts ({REQUESTS}) in all",
     )
     group.add_argument(
         "--min-seconds", type=bench_serve.number, default=10.0, metavar="S", help="of a point of a rate, at least"

@@ -17,8 +17,31 @@ if TYPE_CHECKING:
 EPILOG = """\
 The file holds [base] (command = '… --port {port}' of any engine, or checkpoint = 'DIR'), [[step]] (name, options beside
 the base's, remove, env), [[workload]] (name, and options of `longread bench serve`), [gate] (profile, levels, lengths,
-documents) and [run] (visits, alone, stacked, metrics). Exit code 0: all visits were made, 1: some failed (the report
-says why), 2: not usable, 130: interrupted (--resume goes on).
+documents) and [run] (visits, alone, stacked, metrics). Such a one:
+
+    [base]
+    checkpoint = "reader-v4"
+    options = {max-model-len = "16K"}
+
+    [[step]]
+    name = "whole steps"
+    options = "--step-target none"
+
+    [[workload]]
+    name = "contracts"
+    dataset-name = "documents"
+    isl = "4K"
+    num-prompts = 16
+
+    [gate]
+    profile = "lossless"
+    lengths = ["4K"]
+
+    [run]
+    visits = 3
+
+Exit code 0: all visits were made, 1: some failed (the report says why), 2: not usable, 130: interrupted (--resume goes
+on).
 """
 
 

@@ -18,8 +18,20 @@ class UsageError(ConfigError):
     """The command line cannot be understood."""
 
 
+EXAMPLE = "    "  # what an example's lines begin with
+
+
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Defaults are shown, except those that say nothing (None, False, empty)."""
+    """Defaults are shown, except those that say nothing (None, False, empty). Indented paragraphs are examples: they
+    keep their lines.
+    """
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        paragraphs = text.strip("\n").split("\n\n")
+        return "\n\n".join(
+            each if each.startswith(EXAMPLE) else super(HelpFormatter, self)._fill_text(each, width, indent)
+            for each in paragraphs
+        )
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         silent = action.default is None or action.default is False or action.default in ([], {})

@@ -6,6 +6,7 @@ Exit codes besides the common ones (1: FAIL, 2: not usable, 130: interrupted): 0
 import argparse
 import os
 import secrets
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -102,6 +103,10 @@ def run(args: argparse.Namespace) -> int:
         return command.limits()
     settings = settings_of(args)
     _writable(args.output)
+    left = [test for test in TESTS if test not in settings.tests]
+    if args.tests is None and left:
+        able = f"a running server allows {', '.join(settings.tests)}; {' and '.join(left)}"
+        print(f"stress: {able} need --serve or --start (or --tests recovery with --pid)", file=sys.stderr)
     return command.run(settings, args.output)
 
 
