@@ -2,7 +2,9 @@
 
 import pytest
 
+from longread.cli.checkpoint import tokenizer_of
 from longread.cli.main import build_parser
+from longread.measure.load.bench import estimated
 from longread.measure.load.outcome import Outcome
 from longread.measure.load.terminal import EVERY, QUIET, _Lines
 from longread.measure.workloads import build
@@ -37,3 +39,16 @@ def test_random_ids_without_a_vocabulary_say_which_options_give_one() -> None:
 def test_a_bundled_model_names_a_tokenizer(command: str) -> None:
     args = build_parser().parse_args([*command.split(), "--tokenizer", "reader-v4"])
     assert (args.tokenizer / "tokenizer.json").is_file()
+
+
+@pytest.mark.parametrize(("tokens", "warned"), [(1_000, False), (1_373, True), (700, True), (None, False)])
+def test_prompts_that_are_not_as_long_as_wanted_are_told(tokens: int | None, warned: bool) -> None:
+    workload = build("documents", {"isl": "1K", "num_prompts": 1})
+    said = estimated(workload, [Outcome("a", "documents", status="ok", prompt_tokens=tokens)])
+    assert bool(said) == warned
+    assert not said or "--tokenizer" in said[0]
+
+
+def test_prompts_counted_by_a_tokenizer_are_not_doubted() -> None:
+    workload = build("documents", {"isl": "1K", "num_prompts": 1, "tokenizer": str(tokenizer_of("reader-v4"))})
+    assert estimated(workload, [Outcome("a", "documents", status="ok", prompt_tokens=1_373)]) == []

@@ -35,6 +35,7 @@ from longread.measure.workloads.ask import Ask, Workload
 from longread.measure.workloads.counting import Counter, counter
 
 INTERRUPTED = 130
+ESTIMATE = 0.1  # by how much an estimated length may miss before it is worth a warning
 PACKAGES = ("longread", "aiohttp", "orjson", "tokenizers")
 _HEADER_VALUE = re.compile(r"(--header[= ]\S+:) ?.*?(?= --|$)")  # a command line in a file is no place for keys
 SECRET_HEADERS = ("authorization", "cookie", "x-api-key", "api-key", "proxy-authorization")
@@ -119,7 +120,11 @@ def measure(job: Job) -> Measured:
     if count is not None:
         _count(ended.outcomes, workload.asks, count)
     summary = summarise(ended, job.wanted)
-    said = warnings(summary, calibration) + ([] if told is None else [quality.sentence(told)])
+    said = (
+        warnings(summary, calibration)
+        + estimated(workload, ended.outcomes)
+        + ([] if told is None else [quality.sentence(told)])
+    )
     own = block(
         summary,
         provenance=_provenance(job, target, schedule, workload, ended),
@@ -135,6 +140,19 @@ def measure(job: Job) -> Measured:
     if path is not None:
         write_json(path, document)
     return Measured(summary, document, said, calibration, path, interrupted)
+
+
+def estimated(workload: Workload, outcomes: Sequence[Outcome]) -> list[str]:
+    """Without a tokenizer prompts are about as long as was asked for; where they are not, it is said."""
+    wanted = str(workload.described.get("options", {}).get("isl", ""))
+    counted = [each.prompt_tokens for each in outcomes if each.prompt_tokens is not None]
+    if not wanted.isdecimal() or not counted or workload.asks[0].isl is not None:
+        return []
+    mean = sum(counted) / len(counted)
+    if abs(mean - int(wanted)) <= ESTIMATE * int(wanted):
+        return []
+    told = f"prompts had {mean:,.0f} tokens on average, and {int(wanted):,} were asked for"
+    return [f"{told}: without the server's tokenizer lengths are estimated by characters; --tokenizer makes them exact"]
 
 
 def _backend(workload: Workload, endpoint: str | None) -> Backend:
