@@ -1,13 +1,12 @@
 """An HTTP server that answers each request by a script of waits and writes, and remembers when it wrote what.
 
-Its clock is ``time.perf_counter``, the load client's own, so what a client measures can be compared with what was sent
-and not with what was meant: a busy machine moves both.
+Its clock is the running loop's, so what a client on the same loop measures can be compared with what was sent and not
+with what was meant.
 """
 
 import asyncio
 import json
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -184,7 +183,7 @@ class ScriptedServer:
         if method in ("GET", "HEAD"):
             self._page(path, writer, method == "HEAD")
             return True
-        seen = Seen(len(self.seen), connection, path, headers, json.loads(body), time.perf_counter())
+        seen = Seen(len(self.seen), connection, path, headers, json.loads(body), asyncio.get_running_loop().time())
         self.seen.append(seen)
         self.in_flight += 1
         self.most = max(self.most, self.in_flight)
@@ -229,7 +228,7 @@ class ScriptedServer:
 
     async def _write(self, data: bytes, label: str, seen: Seen, writer: asyncio.StreamWriter) -> None:
         writer.write(data)
-        seen.wrote.append((time.perf_counter(), label))
+        seen.wrote.append((asyncio.get_running_loop().time(), label))
         await writer.drain()
 
 

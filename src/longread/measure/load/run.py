@@ -8,7 +8,7 @@ import asyncio
 import math
 import resource
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -93,9 +93,10 @@ async def run(
     limits: Limits | None = None,
     progress: Progress | None = None,
     stop: Stop | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Run:
     """Send all ``asks`` and wait for their ends. ``stop`` and ``limits.seconds`` end it early; what was never sent then
-    has no outcome, and the run is partial.
+    has no outcome, and the run is partial. ``clock``: seconds, of every instant but the run's start, which is a date.
 
     Raises ConfigError: no asks, or ones that do not fit the schedule or the backend. LoadError: no warm-up was
     answered.
@@ -106,7 +107,7 @@ async def run(
     plan = sessions(asks, schedule)
     _allow_files(min(len(plan), schedule.max_concurrency or len(plan)) + SPARE_FILES)
     with Bodies(asks, target, lambda done: progress.preparing(done, len(asks))) as bodies:
-        async with Client(target, limits.request_timeout) as client:
+        async with Client(target, limits.request_timeout, clock) as client:
             warming = asyncio.create_task(_warm_up(client, asks, schedule, limits.warmups, progress))
             warmups = await _unless(stop, warming) or []
             return await _Running(client, bodies, schedule, limits, progress, stop).all(plan, warmups)
