@@ -11,7 +11,9 @@ from contextlib import contextmanager
 
 from rich.console import Console
 from rich.markup import escape
+from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from longread.measure.load.calibrate import Calibration
 from longread.measure.load.estimates import Estimate, Interval
@@ -160,12 +162,17 @@ def show(summary: Summary, calibration: Calibration | None, warnings: Sequence[s
         print_records(out, names, [_row(name, each, percents) for name, each in told.estimates.items()])
     _footnotes(out, summary)
     if "ttfc" in summary.estimates:
-        out.print("  TTFT is to the first text; the first chunk may be an empty one with the role", soft_wrap=True)
-    out.print(f"  {'client':<34} {_client(summary, calibration)}", soft_wrap=True)
+        out.print("  TTFT is to the first text; the first chunk may be an empty one with the role")
+    out.print(_hanging(f"client: {_client(summary, calibration)}"))
     for text in summary.missing:
-        out.print(f"missing: {escape(text)}", soft_wrap=True)
+        out.print(f"missing: {escape(text)}")
     for text in warnings:
-        out.print(f"[yellow]warning:[/yellow] {escape(text)}", soft_wrap=True)
+        out.print(f"[yellow]warning:[/yellow] {escape(text)}")
+
+
+def _hanging(text: str) -> Padding:
+    """Indented on every line that a terminal breaks it into; a pipe gets one line."""
+    return Padding(Text(text), (0, 0, 0, 2), expand=False)
 
 
 def _totals(summary: Summary) -> list[tuple[str, str]]:
@@ -215,7 +222,7 @@ def _footnotes(out: Console, summary: Summary) -> None:
     }
     if needs:
         told = ", ".join(f"{percent_name(percent)} needs {count:,}" for percent, count in sorted(needs.items()))
-        out.print(f"  * too few samples to bound it with 95 %: {told}", soft_wrap=True)
+        out.print(_hanging(f"* too few samples to bound it with 95 %: {told}"))
 
 
 def _client(summary: Summary, calibration: Calibration | None) -> str:

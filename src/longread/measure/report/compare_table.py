@@ -1,6 +1,7 @@
 """A comparison at a terminal. Knows rich; judges nothing."""
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.text import Text
 
 from longread.measure.report.compare import Comparison, Row
@@ -22,14 +23,16 @@ def show(found: Comparison) -> None:
             Text(f"{'DIFFERENT' if each.grave else 'note'}: {each.what}", style="red" if each.grave else "yellow")
         )
     print_records(out, NAMES, [cells(row) for row in found.rows], left=("verdict",))
-    told = list(dict.fromkeys(f"{row.title}, {row.statistic}: {row.note}" for row in found.rows if row.note))
-    for text in told:
-        out.print(Text(f"  {text}", style="dim"), soft_wrap=True)
-    for text in found.left_out:
-        out.print(Text(f"not compared: {text}", style="yellow"), soft_wrap=True)
-    out.print(
-        Text(f"  B / A; {found.method}; less than {percent(found.margin)} is the same", style="dim"), soft_wrap=True
+    # What is needed stands in the table; other notes do not.
+    told = dict.fromkeys(
+        f"{row.title}, {row.statistic}: {row.note}" for row in found.rows if row.note and not row.needed
     )
+    for text in told:
+        out.print(Padding(Text(text, style="dim"), (0, 0, 0, 2), expand=False))
+    for text in found.left_out:
+        out.print(Text(f"not compared: {text}", style="yellow"))
+    method = f"B / A; {found.method}; less than {percent(found.margin)} is the same"
+    out.print(Padding(Text(method, style="dim"), (0, 0, 0, 2), expand=False))
     verdict = Text.assemble("B is ", (said(found), COLOURS[found.verdict]))
     out.print(verdict)
 
