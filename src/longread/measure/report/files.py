@@ -128,31 +128,32 @@ def _take(path: Path, document: Mapping[str, object], found: Material) -> None:
         raise ConfigError(f"{path}: it is not known what this is; known are {KNOWN}")
 
 
-def run_of(document: Mapping[str, object], label: str, path: Path) -> Run:
-    """The run in ``document``, which lies at ``path``; its requests lie beside it."""
+def run_of(document: Mapping[str, object], label: str, path: Path, folder: Path | None = None) -> Run:
+    """The run in ``document``, which lies at ``path``; its requests lie in ``folder``, None: beside it."""
+    folder = folder or path.parent
     own = mapping(document.get("longread"))
     if own.get("kind") == "bench serve":
         if own.get("schema") != longread_result.SCHEMA:
             raise ConfigError(f"{path}: schema {own.get('schema')!r}; this version reads {longread_result.SCHEMA}")
-        requests, why = _requests(own.get("requests_file"), path, longread_result.request_of)
+        requests, why = _requests(own.get("requests_file"), folder, longread_result.request_of)
         run = longread_result.run_of(document, label, path.name, requests, why)
         run.gate = gate_in(own, path.name)
         return run
     if aiperf_result.is_result(document):
-        requests, why = _requests(aiperf_result.rows_name(path.name), path, aiperf_result.request_of)
+        requests, why = _requests(aiperf_result.rows_name(path.name), folder, aiperf_result.request_of)
         return aiperf_result.run_of(document, label, path.name, requests, why)
     return vllm_result.run_of(document, label, path.name)
 
 
 def _requests(
-    name: object, path: Path, make: Callable[[Mapping[str, object]], Request | None]
+    name: object, folder: Path, make: Callable[[Mapping[str, object]], Request | None]
 ) -> tuple[list[Request] | None, str | None]:
-    """What ``make`` makes of the lines of the file of that name beside a result, or why there are none. Only a plain
+    """What ``make`` makes of the lines of the file of that name in ``folder``, or why there are none. Only a plain
     file name is followed: a result names no path elsewhere.
     """
     if not isinstance(name, str) or not name or Path(name).name != name or "\0" in name:
         return None, "the result names no file of requests"
-    place = path.parent / name
+    place = folder / name
     if not place.is_file():
         return None, f"{words(name)} is not beside it"
     if place.stat().st_size > LINES_BYTES:
@@ -183,13 +184,13 @@ def _sweep(path: Path, document: Mapping[str, object]) -> Sweep:
             f"{path}: sweep {words(str(document.get('longread_sweep')))} over {words(str(axis))}; this version reads "
             f"sweep 1 over {', '.join(AXES)}"
         )
-    points = []
+    points, folder = [], path.with_name(path.name.removesuffix(".json") + ".points")  # as the sweep names it
     for number, each in enumerate(items(document.get("points"))[:MOST_POINTS], 1):
         point = mapping(each)
         value, result = amount(point.get("value")), mapping(point.get("result"))
         if value is None or kind_of(result) != "run":
             raise ConfigError(f"{path}: point {number} has no value or no result")
-        run = run_of(result, _label(path.stem, str(axis), value), path)
+        run = run_of(result, _label(path.stem, str(axis), value), path, folder)
         points.append(Point(value, run, _frontier(mapping(point.get("frontier")))))
     if not points:
         raise ConfigError(f"{path}: a sweep without points")
