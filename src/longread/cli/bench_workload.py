@@ -110,8 +110,8 @@ def _list() -> int:
 
 def _shown(ask: "Ask", characters: int) -> list[str]:
     """A request's head, the end of its prompt, and the answer that is right."""
-    length = f"{ask.isl:,}" if ask.isl is not None else "about as many as asked for"
-    lines = [f"\n{ask.key} ({ask.kind}): {length} tokens in, {ask.max_tokens:,} out at most"]
+    length = f"{ask.isl:,} tokens in" if ask.isl is not None else "about as many tokens in as asked for"
+    lines = [f"\n{ask.key} ({ask.kind}): {length}, {ask.max_tokens:,} out at most"]
     if ask.messages is not None:
         said = ask.messages[-1]
         text = f"{said['role']}: … {str(said.get('content') or '')[-characters:]}"
