@@ -73,10 +73,6 @@ class Host:
             self.process.stop()
             self.process = None
 
-    @property
-    def killable(self) -> bool:
-        return self.launch is not None or self.pid is not None
-
     def kill(self, what: str) -> float | None:
         """SIGKILL to the server ("server"), to the process of its engine ("worker") or to the named one ("pid").
         Returns when, by ``time.monotonic``; None where there is no such process.

@@ -45,15 +45,13 @@ class Plan:
 
 @dataclass(slots=True)
 class Kill:
-    """The books of one kill. ``ends``: of the requests in flight, by ENDS; ``before_kill``: how many had their answer
-    already. ``back``: seconds, None: it did not come back (``why``). ``restarted``: it had to be started anew.
-    ``comparable``: greedy answers that were the same twice before; ``cached``: (cached, prompt) tokens of documents
-    that were read before.
+    """The books of one kill. ``ends``: of the requests in flight, by ENDS. ``back``: seconds, None: it did not come
+    back (``why``). ``restarted``: it had to be started anew. ``comparable``: greedy answers that were the same twice
+    before; ``cached``: (cached, prompt) tokens of documents that were read before.
     """
 
     what: str
     ends: Counter[str] = field(default_factory=Counter)
-    before_kill: int = 0
     tokens_lost: int = 0
     back: float | None = None
     why: str = ""
