@@ -21,6 +21,7 @@ from typing import Any
 import httpx
 import psutil
 
+from longread.measure.load.pages import trusted
 from longread.spec.errors import ConfigError, LongreadError
 
 PORT = "{port}"
@@ -232,7 +233,10 @@ async def wait_ready(
     """
     found: dict[str, float | None] = {"listening": None, "health": None, "ready": None}
     local = base_url.startswith(("http://127.", "http://localhost", "http://[::1]"))
-    async with httpx.AsyncClient(timeout=PROBE_SECONDS, headers=dict(headers), trust_env=not local) as client:
+    certificates = trusted(not local)
+    async with httpx.AsyncClient(
+        timeout=PROBE_SECONDS, headers=dict(headers), trust_env=not local, verify=certificates
+    ) as client:
         while True:
             reason = gone()
             passed = time.monotonic() - began
