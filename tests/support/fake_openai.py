@@ -1,7 +1,7 @@
 """A program that is an OpenAI-compatible server without a model: ``python fake_openai.py --port N [OPTIONS]``.
 
-Answers follow from the prompt (and ``--salt``); its pace, memory and
-mishaps are options.
+Answers follow from the prompt (and ``--salt``); its pace, memory and mishaps are options. What it did is in
+``--record``, so that a test need not conclude it from times.
 """
 
 import argparse
@@ -12,13 +12,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-
-import httpx
-from toy_server import Toy
 
 PROGRAM = str(Path(__file__).resolve())
 WORDS = ("north", "south", "east", "west", "mill", "oak", "elm", "ash", "gate", "rent", "clause", "permit", "metre")
@@ -39,6 +36,7 @@ class Handler(BaseHTTPRequestHandler):
     lock = threading.Lock()
     requests = 0
     toy: Any = None
+    start = 0
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         pass
@@ -76,9 +74,10 @@ class Handler(BaseHTTPRequestHandler):
             return
         if self.toy is not None and not body.get("stream"):
             with Handler.lock:
-                reply = self.toy.handle(httpx.Request("POST", f"http://fake{self.path}", json=body))
-            self._whole(reply.status_code, reply.json())
+                status, reply = self.toy(self.path, body)
+            self._whole(status, reply)
             return
+        began = time.monotonic()
         digest = hashlib.sha256((said + self.options.salt).encode()).digest()
         count = min(body.get("max_tokens", 16), self.options.tokens)
         words = [WORDS[digest[i % 32] % len(WORDS)] + (" " if i + 1 < count else ".") for i in range(count)]
@@ -88,8 +87,13 @@ class Handler(BaseHTTPRequestHandler):
             usage = {"prompt_tokens": len(said) // 4, "completion_tokens": count}
             self._whole(200, {"choices": [choice], "usage": usage})
             return
+        if self.start == self.options.hold:
+            note(self.options.record, {"held": self.start})
+            while not Path(f"{self.options.record}.go").exists():
+                time.sleep(0.01)
         thinks = self.options.think and number % 10 < self.options.think * 10
         self._stream(words, ["so ", "then "] if thinks else [], len(said) // 4, cached)
+        note(self.options.record, {"answered": self.start, "seconds": time.monotonic() - began})
 
     def _stream(self, words: Sequence[str], thoughts: Sequence[str], prompt: int, cached: int) -> None:
         self.send_response(200)
@@ -123,6 +127,32 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
 
+def note(record: str | None, what: dict[str, Any]) -> None:
+    if record is not None:
+        with Path(record).open("a") as lines:
+            lines.write(json.dumps(what) + "\n")
+
+
+def recorded(record: Path) -> list[dict[str, Any]]:
+    """What servers noted there so far: each start ("started", its options), request that is held ("held") and streamed
+    answer ("answered", "seconds" from its request to its end), with the number of the start.
+    """
+    return [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
+
+
+def toy_of(faults: dict[str, Any]) -> Callable[[str, object], tuple[int, Any]]:
+    import httpx  # most starts need neither, and a start is most of what a test waits for
+    from toy_server import Toy
+
+    toy = Toy(**faults)
+
+    def asked(path: str, body: object) -> tuple[int, Any]:
+        reply = toy.handle(httpx.Request("POST", f"http://fake{path}", json=body))
+        return reply.status_code, reply.json()
+
+    return asked
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, required=True)
@@ -141,6 +171,8 @@ def main() -> None:
     parser.add_argument("--toy", help="answers that are not streamed are the toy's (toy_server.py), with these faults")
     parser.add_argument("--refuse-over", type=int, default=0, help="tokens")
     parser.add_argument("--max-model-len", type=int, default=32768)
+    parser.add_argument("--record", help="a file of what servers did, one after the other")
+    parser.add_argument("--hold", type=int, help="the record's n-th start streams nothing until RECORD.go exists")
     options = parser.parse_args()
     if options.die is not None:
         print("the fake server was told to end", file=sys.stderr)
@@ -153,7 +185,10 @@ def main() -> None:
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     Handler.options = options
     if options.toy is not None:
-        Handler.toy = Toy(**json.loads(options.toy))
+        Handler.toy = staticmethod(toy_of(json.loads(options.toy)))
+    if options.record is not None:
+        Handler.start = 1 + sum("started" in each for each in recorded(Path(options.record)))
+        note(options.record, {"started": Handler.start, "first": options.first, "gap": options.gap})
     ThreadingHTTPServer.daemon_threads = True
     ThreadingHTTPServer.request_queue_size = 64
     ThreadingHTTPServer(("127.0.0.1", options.port), Handler).serve_forever()

@@ -146,7 +146,7 @@ def test_the_bench_writes_them(tmp_path: Path, capsys: pytest.CaptureFixture) ->
         assert block["schema"] == 1
         assert block["series"]["running"][0] == 4.0
         assert block["series"]["rss"][0] > 1e6
-        assert abs(block["at"][0]) < 0.5
+        assert abs(block["at"][0]) < 60  # on the run's clock, not a date
         assert bench("--sample-interval", "0") == 0
         assert "samples" not in json.loads(path.read_text())["longread"]
         assert bench("--sample-interval", "0.01") == 2

@@ -52,7 +52,7 @@ def test_all_five_on_a_server_that_is_started(tmp_path, capsys):
     assert {each["test"] for each in document["tests"]} == {"cold", "context", "mixed", "reasoning", "recovery"}
     cold = findings(document, "cold")
     assert cold["cold_start_s"]["verdict"] == "PASS" and cold["cold_start_s"]["samples"] == 2
-    assert 0.3 <= cold["ready_s"]["value"] <= cold["cold_start_s"]["value"] < 10
+    assert 0.3 <= cold["ready_s"]["value"] <= cold["cold_start_s"]["value"]
     context = findings(document, "context")
     assert context["context_failures"]["value"] == 0 and context["leak_bytes_per_request"]["samples"] >= 10
     reasoning = findings(document, "reasoning")
@@ -155,7 +155,7 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path):
 
     thread = threading.Thread(target=interrupt, daemon=True)
     thread.start()
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=120)
     assert process.returncode == 130, err
     document = json.loads(output.read_text())
     assert document["interrupted"] and document["tests"][0]["stopped"] == "interrupted"
