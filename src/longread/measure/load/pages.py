@@ -29,7 +29,7 @@ def session(target: Target, seconds: float) -> httpx.Client:
 
 @cache
 def trusted(environment: bool) -> ssl.SSLContext:
-    """The certificates that are trusted, read once: reading them takes 30 ms of the processor that the load client needs."""
+    """The certificates that are trusted, read once: that takes 30 ms of the processor that the load client needs."""
     return httpx.create_ssl_context(trust_env=environment)
 
 
