@@ -45,8 +45,6 @@ def main(model: str, options: dict[str, object], prompt: int) -> None:
     loaded = peak_bytes()
     for view in engine._core.state.values():
         view.fill_(0)  # as a server that has run for a while: every page was written once
-    for _, saved, _ in engine._core.cache._store._rings:
-        saved.fill_(0)
     serve(engine, [prompt], spec.vocab)
     serve(engine, [200] * config.max_num_seqs, spec.vocab)
     plan = config.memory

@@ -24,6 +24,7 @@ from longread.server.limits import Limits
 from longread.server.options import ServerOptions
 
 CLIENTS, REQUESTS, KILLS = 24, 8, 3
+SUSPECTED = ("prompt_crashes_engine", "prompt_in_quarantine")
 
 
 def body_of(number: int) -> dict[str, object]:
@@ -32,11 +33,14 @@ def body_of(number: int) -> dict[str, object]:
 
 
 def expected(address: str) -> dict[int, str]:
-    """What each kind of request gets in peace."""
+    """What each kind of request gets in peace; nothing where its prompt was in flight in two deaths of the engine."""
     texts = {}
     for number in range(11):
-        answer = httpx.post(f"{address}/v1/completions", json=body_of(number), timeout=30)
-        texts[number] = answer.json()["choices"][0]["text"]
+        answer = httpx.post(f"{address}/v1/completions", json=body_of(number), timeout=30).json()
+        if "error" in answer:
+            assert answer["error"]["code"] in SUSPECTED, answer
+        else:
+            texts[number] = answer["choices"][0]["text"]
     return texts
 
 
@@ -147,6 +151,7 @@ def test_the_books_balance_whatever_happens(jumping_clock: None) -> None:
         driver = serving.state.driver
         assert wait_until(lambda: driver.pending == 0, 20)
         allowed = {"served", "vanished", "503 engine_restarting", "stream engine_restarting", "429 queue_full"}
+        allowed |= {f"{status} {code}" for status, code in zip((422, 503), SUSPECTED, strict=True)}
         assert set(ends) <= allowed, ends
         assert ends["served"] and ends["vanished"]
         assert any(end.endswith("engine_restarting") for end in ends), "the kills met requests"
@@ -162,4 +167,5 @@ def test_the_books_balance_whatever_happens(jumping_clock: None) -> None:
         assert found["admission_rejections_total"]["queue_full"] >= ends["429 queue_full"]
         assert found["request_timeouts_total"].total() == 0
         assert found["num_requests_running"].total() == found["num_requests_waiting"].total() == 0
-        assert expected(serving.url) == texts
+        after = expected(serving.url)
+        assert after.items() <= texts.items() and len(after) >= len(texts) - KILLS
