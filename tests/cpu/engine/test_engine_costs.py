@@ -39,12 +39,14 @@ class Timed(ToyModel):
     def __init__(self, launch: float, token: float, clock: Clock):
         super().__init__(RING_GROUPS)
         self.launch, self.token, self.clock = launch, token, clock
+        self.prefix = 0.0  # seconds of a chunk for each token before it
         self.sizes: list[int] = []
         self.busy: Callable[[int], float] = lambda step: 1.0  # a step takes so many times as long
 
     def forward(self, inputs: StepInputs, state) -> torch.Tensor:  # type: ignore[no-untyped-def]
         self.sizes.append(len(inputs.token_ids))
         seconds = self.launch + self.token * len(inputs.token_ids)
+        seconds += self.prefix * sum(each.start for each in inputs.segments if each.length > 1)
         self.clock.now += seconds * self.busy(len(self.sizes))
         return super().forward(inputs, state)
 
@@ -85,6 +87,15 @@ def test_the_target_is_the_smallest_step_that_reads_nearly_at_the_best_rate(cloc
     assert found.seconds == pytest.approx(0.080, rel=0.03)
     assert "within 10% of the best rate" in found.reason and "1,024 in 217 ms" in found.reason
     assert calibrated(Timed(0.0001, 1e-5, clock), 5.0).target.seconds == SHORTEST
+
+
+def test_rates_are_measured_deep_in_a_book_too_and_the_longer_step_counts(clock: Clock) -> None:
+    shallow, deep = Timed(0.004, 2e-4, clock), Timed(0.004, 2e-4, clock)
+    deep.prefix = 5e-6
+    assert calibrated(shallow, 5.0).target.seconds == SHORTEST
+    found = calibrated(deep, 9.0)
+    # Behind 3,500 tokens starting a chunk takes 0.0215 s in place of 0.004.
+    assert found.target.seconds is not None and found.target.seconds > SHORTEST
 
 
 def test_where_starting_takes_long_larger_steps_are_measured_until_that_gains_nothing(clock: Clock) -> None:

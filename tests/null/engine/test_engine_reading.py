@@ -57,6 +57,20 @@ def test_whatever_a_step_can_hold_is_wanted_by_somebody_who_is_asked(
         reading.check()
 
 
+def test_nothing_passes_who_has_a_step_to_himself_however_small_it_is() -> None:
+    reading, book = Reading(), entry(0, 4000)
+    reading.add(book)
+    for _ in range(500):
+        reading.deal([(book, 1)], 40)  # starting such a step is worth forty of its tokens
+    assert reading.demand(book).patient
+    chat = entry(1, 1000)
+    reading.add(chat)
+    reading.deal([(book, 1), (chat, 400)], 401)
+    assert reading.demand(book).patient, "400 of 4,000 have passed it, an eighth may"
+    reading.deal([(book, 1), (chat, 400)], 401)
+    assert not reading.demand(book).patient
+
+
 def stepping(bench: Bench, steps: int) -> tuple[Counter[str], list[int]]:
     """Prompt tokens of each request, and the sizes of all chunks."""
     got: Counter[str] = Counter()

@@ -266,6 +266,20 @@ def _latency(
     verdict, needed = judge(ratio, margin, higher=False)
     words = {called(quantity, tool) for tool in tools}
     note = ratio.why or (f"called {' and '.join(sorted(words))}" if len(words) > 1 else "")
+    return _row(quantity, statistic, values, ratio, paired, (verdict, needed, needed_of), note)
+
+
+def _row(
+    quantity: Quantity,
+    statistic: str,
+    values: Sequence[float | None],
+    ratio: Ratio,
+    paired: bool,
+    judged: tuple[Verdict, int | None, str],
+    note: str,
+) -> Row:
+    """``judged``: the verdict, and how many more of what would tell."""
+    verdict, needed, needed_of = judged
     return Row(
         quantity.name,
         quantity.title,
@@ -363,25 +377,8 @@ def _throughput(
             verdict, needed, note = "not judged", None, "open loop: the client sets the rate, so it says nothing"
         values = [_geometric(side) for side in sides] if several else [sides[0][0], sides[1][0]]
         unit = "runs" if several else "requests"
-        rows.append(
-            Row(
-                quantity.name,
-                quantity.title,
-                "rate",
-                quantity.unit,
-                values[0],
-                values[1],
-                verdict,
-                ratio.value,
-                ratio.low,
-                ratio.high,
-                ratio.samples,
-                bool(pairs) and ratio.low is not None,
-                needed,
-                unit,
-                note,
-            )
-        )
+        paired = bool(pairs) and ratio.low is not None
+        rows.append(_row(quantity, "rate", values, ratio, paired, (verdict, needed, unit), note))
     return rows
 
 
@@ -394,8 +391,7 @@ def _busy(
     found = []
     until = next((each for each in ("e2el", "e2el_text") if all(each in run.figures for run in runs)), "e2el")
     for place, run in enumerate(runs):
-        rows = [pair[place] for pair in pairs] if pairs else _answers(run)
-        rows = [each for each in rows if until in each.values] if not pairs else rows
+        rows = [pair[place] for pair in pairs] or [each for each in _answers(run) if until in each.values]
         tokens = [float(each.output_tokens or 0) if name == "output_throughput" else 1.0 for each in rows]
         times = [each.values.get(until, 0.0) for each in rows]
         if not sum(tokens) or not sum(times):
