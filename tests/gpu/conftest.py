@@ -1,0 +1,16 @@
+"""The GPU floor's device: CUDA, or with TRITON_INTERPRET=1 a CPU under Triton's interpreter (sizes must be tiny there)."""
+
+import os
+
+import pytest
+import torch
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@pytest.fixture
+def device() -> str:
+    """Where kernels run: "cuda", or "cpu" under the interpreter. tests/conftest.py has skipped what has neither."""
+    if INTERPRETED:
+        pytest.importorskip("triton")
+    return "cpu" if INTERPRETED or not torch.cuda.is_available() else "cuda"
