@@ -1,4 +1,4 @@
-"""The GPU floor's device: CUDA, or with TRITON_INTERPRET=1 a CPU under Triton's interpreter (sizes must be tiny there)."""
+"""The GPU floor: CUDA, or with TRITON_INTERPRET=1 a CPU under Triton's interpreter, where sizes must be tiny."""
 
 import os
 
