@@ -1,7 +1,8 @@
 """The one table of kernels: reference function x device type -> implementation with the same signature.
 
-The reference is the CPU backend unless a faster one stands in the table. Nothing falls back silently: a device without
-an entry is refused.
+The reference is the CPU backend unless a faster one stands in the table; what runs on a GPU stands in cuda_table.py,
+which is imported when first asked for (it needs Triton). Nothing falls back silently: a device without an entry is
+refused.
 """
 
 from collections.abc import Callable, Mapping
@@ -70,6 +71,13 @@ def kernel(reference: Op, device: str) -> Op:
 
 
 _naming = False
+_only_references = False
+
+
+def force_reference(on: bool = True) -> None:
+    """From now on references are given out, whatever the device: for comparing kernels with them in a whole model."""
+    global _only_references
+    _only_references = on
 
 
 def name_ops(on: bool = True) -> None:
@@ -92,7 +100,13 @@ def _ranged(reference: Op, chosen: Op) -> Op:
 
 
 def _found(reference: Op, device: str) -> Op:
+    if _only_references:
+        return reference
     row = TABLE[reference]
+    if device == "cuda":
+        from longread.kernels.cuda_table import CUDA  # needs Triton
+
+        row = {**row, **({"cuda": CUDA[reference]} if reference in CUDA else {})}
     if device not in row:
         name = f"{reference.__module__}.{reference.__name__}"
         raise ConfigError(f"{name} has no implementation for device {device!r}; it runs on {', '.join(row)}")

@@ -42,7 +42,7 @@ class StateTensors:
         views: dict[str, Tensor] = {}
         place = torch.device(device)
         for group in groups:
-            kept = dtype if group.dtype == "model" else torch.float32
+            kept = {"model": dtype, "float32": torch.float32, "uint8": torch.uint8}[group.dtype]
             layers = len(group.layers)
             if group.kind == "rows":
                 views[group.name] = _lazy_zeros((layers, num_pages, group.rows_per_page, group.width), kept, place)

@@ -25,7 +25,7 @@ class StateGroup:
     ring: storage is [len(layers), slots + snapshots, ring_rows, width]; a fresh slot is filled with ``fill``, and
     snapshot r is at index slots + r.
     ``layers`` are the model layers that own the group, in order; storage index i belongs to layers[i].
-    ``dtype`` "model" follows the engine's compute type.
+    ``dtype`` "model" follows the engine's compute type; "uint8": a row is packed, and ``width`` counts bytes.
     """
 
     name: str
@@ -35,7 +35,7 @@ class StateGroup:
     tokens_per_row: int = 1
     ring_rows: int = 0
     fill: float = 0.0
-    dtype: Literal["model", "float32"] = "model"
+    dtype: Literal["model", "float32", "uint8"] = "model"
 
     @property
     def rows_per_page(self) -> int:
@@ -58,20 +58,28 @@ class StateGroup:
         )
 
     def _itemsize(self, model_itemsize: int) -> int:
-        return model_itemsize if self.dtype == "model" else 4
+        return {"model": model_itemsize, "float32": 4, "uint8": 1}[self.dtype]
 
 
-def state_groups(spec: ModelSpec) -> tuple[StateGroup, ...]:
+CacheKind = Literal["model", "fp8"]
+
+
+def state_groups(spec: ModelSpec, cache: CacheKind = "model") -> tuple[StateGroup, ...]:
     """The groups of a model, in storage order (facts: one latent row a token for MLA; V4 as in section 7 of its notes).
 
-    V4's CSA compressor keeps the last 8 tokens (previous and current window of 4) of pooled inputs and scores, at
+    ``cache`` "fp8": latent and index rows are packed bytes (``packed_latent``, ``packed_index``) instead of numbers of
+    the compute type. V4's CSA compressor keeps the last 8 tokens (previous and current window of 4) of pooled inputs and scores, at
     position mod 8; the HCA compressor keeps an online softmax of its open window (max, sum, weighted sum).
     """
     every = tuple(range(spec.layers))
+    packed = cache == "fp8"
+    kept: Literal["model", "uint8"] = "uint8" if packed else "model"
     if spec.mla is not None:
-        groups = [StateGroup("latent", "rows", every, spec.mla.kv_lora_rank + spec.mla.qk_rope_head_dim)]
+        width = packed_mla(spec) if packed else spec.mla.kv_lora_rank + spec.mla.qk_rope_head_dim
+        groups = [StateGroup("latent", "rows", every, width, dtype=kept)]
         if spec.indexer is not None:
-            groups.append(StateGroup("index", "rows", every, spec.indexer.head_dim))
+            width = packed_index(spec.indexer.head_dim) if packed else spec.indexer.head_dim
+            groups.append(StateGroup("index", "rows", every, width, dtype=kept))
         return tuple(groups)
     c, ix = spec.compressed, spec.indexer
     if c is None or ix is None or spec.family != "deepseek_v4":
@@ -79,11 +87,12 @@ def state_groups(spec: ModelSpec) -> tuple[StateGroup, ...]:
     csa = tuple(i for i in every if c.ratios[i] == 4)
     hca = tuple(i for i in every if c.ratios[i] == 128)
     d, di, inf = c.head_dim, ix.head_dim, float("inf")
+    row, key = (packed_latent(d, c.rope_head_dim), packed_index(di)) if packed else (d, di)
     groups = [
-        StateGroup("csa", "rows", csa, d, tokens_per_row=4),
-        StateGroup("index", "rows", csa, di, tokens_per_row=4),
-        StateGroup("hca", "rows", hca, d, tokens_per_row=128),
-        StateGroup("window", "ring", every, d, ring_rows=c.window),
+        StateGroup("csa", "rows", csa, row, tokens_per_row=4, dtype=kept),
+        StateGroup("index", "rows", csa, key, tokens_per_row=4, dtype=kept),
+        StateGroup("hca", "rows", hca, row, tokens_per_row=128, dtype=kept),
+        StateGroup("window", "ring", every, row, ring_rows=c.window, dtype=kept),
         StateGroup("csa_kv", "ring", csa, 2 * d, ring_rows=8, dtype="float32"),
         StateGroup("csa_score", "ring", csa, 2 * d, ring_rows=8, fill=-inf, dtype="float32"),
         StateGroup("index_kv", "ring", csa, 2 * di, ring_rows=8, dtype="float32"),
@@ -95,12 +104,33 @@ def state_groups(spec: ModelSpec) -> tuple[StateGroup, ...]:
     return tuple(g for g in groups if g.layers)
 
 
-def cache_root(spec: ModelSpec, model_label: str, dtype: str) -> bytes:
+def packed_latent(dim: int, rope: int) -> int:
+    """Bytes of a packed V4 row: FP8 channels, bfloat16 rotated channels, one scale byte per 64, to a multiple of 8."""
+    plain = dim - rope
+    return -(-(plain + 2 * rope + -(-plain // 64)) // 8) * 8
+
+
+def packed_mla(spec: ModelSpec) -> int:
+    """Bytes of a packed MLA row: FP8 latents, one float32 scale per 128 of them, bfloat16 rotated channels."""
+    if spec.mla is None:
+        raise ValueError(f"{spec.label} has no latent attention")
+    latent = spec.mla.kv_lora_rank
+    return latent + 4 * -(-latent // 128) + 2 * spec.mla.qk_rope_head_dim
+
+
+def packed_index(dim: int) -> int:
+    """Bytes of a packed index row: FP8 channels and one float32 scale."""
+    return dim + 4
+
+
+def cache_root(spec: ModelSpec, model_label: str, dtype: str, cache: CacheKind = "model") -> bytes:
     """Root of every page hash of one model in one cache format: a change of either is a different identity.
 
-    ``model_label`` identifies the weights (name and revision or fingerprint); the spec enters whole.
+    ``model_label`` identifies the weights (name and revision or fingerprint); the spec enters whole. ``cache``: as for
+    ``state_groups``.
     """
-    text = f"longread-cache-{CACHE_FORMAT}\0{model_label}\0{dtype}\0{spec!r}"
+    stored = dtype if cache == "model" else f"{dtype}\0{cache}"
+    text = f"longread-cache-{CACHE_FORMAT}\0{model_label}\0{stored}\0{spec!r}"
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 

@@ -192,7 +192,7 @@ def random_weights(spec: ModelSpec, seed: int = 0) -> dict[str, Tensor]:
             order = torch.rand(shape[0], spec.moe.routed, generator=generator).argsort(dim=1)
             weights[name] = order[:, : shape[1]].contiguous()
             continue
-        value = _draw(name, shape, torch.randn(shape, generator=generator))
+        value = drawn(name, shape, torch.randn(shape, generator=generator))
         weights[name] = value if name in keep_float32 else value.bfloat16().float()
     return weights
 
@@ -212,9 +212,8 @@ def write_fixture(
     _log.info("wrote a tiny random %s checkpoint to %s", kind, target)
 
 
-def _draw(name: str, shape: tuple[int, ...], noise: Tensor) -> Tensor:
+def drawn(name: str, shape: tuple[int, ...], noise: Tensor) -> Tensor:
     """Scale standard normal ``noise`` so that logits have a spread near 1 and no mechanism is idle."""
-    fan_in = shape[-1]
     rules: tuple[tuple[str, Callable[[], Tensor]], ...] = (
         ("embed_tokens.weight", lambda: noise),
         ("embed.weight", lambda: noise),
@@ -226,13 +225,15 @@ def _draw(name: str, shape: tuple[int, ...], noise: Tensor) -> Tensor:
         ("attn_sink", lambda: noise),
         ("_scale", lambda: 1 + 0.2 * noise),  # hc_*: slopes of the mixing logits
         ("_base", lambda: 0.5 * noise),
-        ("_fn", lambda: noise * fan_in**-0.5),
         (".ape", lambda: 0.5 * noise),
-        # Averages over many keys are small; without a gain the attention would hardly reach the logits.
-        ("o_proj.weight", lambda: 2 * noise * fan_in**-0.5),
-        ("wo_b.weight", lambda: 2 * noise * fan_in**-0.5),
     )
     for suffix, draw in rules:
         if name.endswith(suffix):
             return draw()
-    return noise * fan_in**-0.5
+    return noise * spread(name, shape[-1])
+
+
+def spread(name: str, inputs: int) -> float:
+    """Standard deviation of a matrix's numbers that keeps the variance of what it is multiplied with."""
+    # Averages over many keys are small; without a gain the attention would hardly reach the logits.
+    return (2 if name.endswith(("o_proj.weight", "wo_b.weight")) else 1) * inputs**-0.5

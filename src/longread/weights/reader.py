@@ -148,6 +148,28 @@ class Checkpoint:
                 progress(done, total)
         return weights
 
+    def native(self, spec: ModelSpec) -> Callable[[str], Tensor]:
+        """The backbone's tensors by native name (weights and scales) in their stored types, as views into the files.
+
+        Raises as ``validate``; each call NonFiniteTensorError as ``load`` does, and MissingTensorError for a name that
+        the backbone does not have.
+        """
+        self.validate(spec)
+        self._log_skipped(spec)
+        wanted = {t.name: t for t in inventory(spec) if not is_drafter(t.name, spec)}
+
+        def tensor(name: str) -> Tensor:
+            if name not in wanted:
+                raise MissingTensorError(f"{self.path}: the model that config.json describes has no tensor {name}")
+            stored = self.stored(name)
+            if wanted[name].scale_of is not None:
+                self._refuse_non_finite(name, quant.decode_scale(stored))
+            elif stored.dtype != torch.int8 and stored.nbytes <= CHECKED_BYTES:  # every FP4 code is a number
+                self._refuse_non_finite(name, stored.float() if stored.dtype == torch.float8_e4m3fn else stored)
+            return stored
+
+        return tensor
+
     def _decode(self, entry: TensorSpec, scale_name: str | None, spec: ModelSpec, dtype: torch.dtype) -> Tensor:
         name, stored = entry.name, self.stored(entry.name)
         if scale_name is None:
