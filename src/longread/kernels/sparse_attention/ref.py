@@ -33,7 +33,7 @@ def attend(
     counts += [rows.shape[1] for rows, _ in own]
     q = q.float() * scale
     flat = q.reshape(queries * heads, d)
-    logits = torch.empty(queries, heads, 1 + sum(counts), dtype=torch.float32)
+    logits = q.new_empty(queries, heads, 1 + sum(counts))
     wide = logits.view(queries * heads, -1)
     logits[..., 0] = sink
     runs = [run.float() for run, _ in shared]
@@ -55,7 +55,7 @@ def attend(
         parts.append(rows)
         at += n
     p = torch.softmax(wide, -1)
-    out = torch.zeros(queries * heads, d, dtype=torch.float32)
+    out = torch.zeros_like(flat)
     at = 1
     for run in runs:
         out.addmm_(p[:, at : at + run.shape[0]], run)
@@ -77,14 +77,14 @@ def decode(
     rows of slots[b]. store: [n, d], of which it sees rows[b, : counts[b]] (int64 [B, k], [B]). What is not seen may
     hold anything. Sequences are gathered in blocks of GATHER_FLOATS.
     """
-    out = torch.empty(q.shape, dtype=torch.float32)
+    out = q.new_empty(q.shape, dtype=torch.float32)
     width = window.shape[1] + (0 if rows is None else rows.shape[1])
     size = max(1, GATHER_FLOATS // (width * q.shape[2]))
     for begin in range(0, q.shape[0], size):
         part = slice(begin, begin + size)
-        own = [(window.index_select(0, slots[part]), torch.arange(window.shape[1]) < held[part, None])]
+        own = [(window.index_select(0, slots[part]), torch.arange(window.shape[1], device=q.device) < held[part, None])]
         if store is not None and rows is not None and counts is not None:
             chosen = store.index_select(0, rows[part].flatten()).view(*rows[part].shape, store.shape[1])
-            own.append((chosen, torch.arange(rows.shape[1]) < counts[part, None]))
+            own.append((chosen, torch.arange(rows.shape[1], device=q.device) < counts[part, None]))
         out[part] = attend(q[part], sink, scale, (), own)
     return out
