@@ -1,12 +1,93 @@
 """Manifold-constrained hyper-connections (mHC) in plain torch: mixing weights, stream update, final collapse.
 
-Knows residual streams (float32 throughout, whatever the model's dtype); knows no sublayer. The mixing matrix is made
-doubly stochastic by Sinkhorn-Knopp. Sources: arXiv 2512.24880, DeepSeek-V4 inference/model.py.
+Knows residual streams (float32 in ``mix``, ``update`` and ``head``, whatever the model's dtype); knows no sublayer. The
+mixing matrix is made doubly stochastic by Sinkhorn-Knopp. ``enter`` and ``leave`` are what a device does in one go
+between two sublayers, over streams kept in the model's dtype; their arithmetic is float32 and only what is stored is
+rounded. Sources: arXiv 2512.24880, DeepSeek-V4 inference/model.py.
 """
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from longread.kernels.fp8.ref import Quantised, quantise
+
+
+class HyperWeights(NamedTuple):
+    """One hyper-connection as a device keeps it. fn: float32 [n, m*D], or bfloat16 [2, n, m*D], two parts whose sum it
+    is; base: float32 [n]; scale: float32 [3], or [1] of the last collapse. n: 2m + m*m, or m of the last collapse.
+    """
+
+    fn: Tensor
+    base: Tensor
+    scale: Tensor
+
+
+class Entered(NamedTuple):
+    """A sublayer's input u [T, D] in the streams' dtype, the same as FP8 or None, and what takes its output back:
+    post float32 [T, m], a float32 [T, m, m].
+    """
+
+    u: Tensor
+    q: Quantised | None
+    post: Tensor
+    a: Tensor
+
+
+def weights(fn: Tensor, base: Tensor, scale: Tensor) -> HyperWeights:
+    """The device's form, made once at load. fn: float32 [n, m*D]."""
+    return HyperWeights(fn.float(), base.float(), scale.float())
+
+
+def enter(
+    streams: Tensor,
+    y: Tensor | None,
+    post: Tensor | None,
+    a: Tensor | None,
+    w: HyperWeights,
+    gain: Tensor,
+    iters: int,
+    eps: float,
+    rms_eps: float,
+    quantised: bool,
+) -> Entered:
+    """Take the last sublayer's output into the streams, then make the next one's input: mixed, normed, with gain.
+
+    streams: [T, m, D], overwritten where ``y`` [T, D] is given, with its post [T, m] and a [T, m, m]. gain: [D].
+    """
+    x = streams.float()
+    if y is not None:
+        if post is None or a is None:
+            raise ValueError("y comes with post and a")
+        x = streams.copy_(update(x, y, post, a)).float()
+    u, post, a = mix(x, w.fn, w.base, w.scale, iters, eps, rms_eps)
+    normed = _normed(u, gain, rms_eps, streams.dtype)
+    return Entered(normed, quantise(normed) if quantised else None, post, a)
+
+
+def leave(
+    streams: Tensor,
+    y: Tensor,
+    post: Tensor,
+    a: Tensor,
+    rows: Tensor,
+    w: HyperWeights,
+    gain: Tensor,
+    eps: float,
+    rms_eps: float,
+) -> Tensor:
+    """What the head reads: rows (int64 [R]) of the streams with the last output taken in, collapsed, normed, with gain.
+
+    The streams stay as they are. Returns [R, D] in their dtype.
+    """
+    x = update(streams[rows].float(), y[rows], post[rows], a[rows]).to(streams.dtype).float()
+    return _normed(head(x, w.fn, w.base, w.scale, eps, rms_eps), gain, rms_eps, streams.dtype)
+
+
+def _normed(u: Tensor, gain: Tensor, rms_eps: float, dtype: torch.dtype) -> Tensor:
+    return (u * (u.square().mean(-1, keepdim=True) + rms_eps).rsqrt() * gain.float()).to(dtype)
 
 
 def sinkhorn(logits: Tensor, iters: int, eps: float) -> Tensor:
