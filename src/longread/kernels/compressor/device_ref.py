@@ -1,0 +1,110 @@
+"""V4's compressors over a paged store in plain torch: pooled, normalised, rotated and written where a row belongs.
+
+Knows where a step's tokens lie (``kernels.places``), pages of 256 tokens and the bytes of a row; knows no projection
+and no attention. What the kernels of ``triton.py`` are compared with, on any device; ``ref.py`` has the pooling.
+
+Rings, of all slots. Ratio 4: (kv, score), float32 [slots, 8, 2d], token p at row p mod 8. Ratio 128: (max, sum, acc),
+float32 [slots, d], an online softmax of the open window. A score already contains its position bias ``ape``.
+"""
+
+import torch
+from torch import Tensor
+
+from longread.kernels.cache_rows.ref import pack_index, pack_latent
+from longread.kernels.compressor import ref
+from longread.kernels.norm.ref import rms_norm
+from longread.kernels.places import Chunk, Rows
+from longread.kernels.rope.ref import apply_interleaved
+
+PAGE = 256  # tokens
+
+
+def rows(
+    kv: Tensor,
+    gate: Tensor,
+    ape: Tensor,
+    rings: tuple[Tensor, ...],
+    gain: Tensor,
+    eps: float,
+    cos: Tensor,
+    sin: Tensor,
+    store: Tensor,
+    where: Rows,
+    ratio: int,
+    index: bool,
+) -> None:
+    """One token of each of B sequences into its ring; the windows that close are written to the store.
+
+    kv, gate: float32 [B, w], w = 2d at ratio 4 and d at 128, rows may be strided. ape: float32 [ratio, w]. gain:
+    float32 [d]. cos, sin: float32 [B, rope / 2], at the first position of each token's window. store: [pages,
+    256 / ratio, W], one layer's; uint8 holds packed rows, index keys if ``index`` and latents if not. Padding
+    (position -1) touches nothing.
+    """
+    live = (where.positions >= 0).nonzero().flatten()
+    if not len(live):
+        return
+    positions, slots = where.positions[live].long(), where.slots[live].long()
+    values, score = kv[live].float(), gate[live].float() + ape[positions % ratio]
+    ends = ((positions + 1) % ratio == 0).nonzero().flatten()
+    closing = ends.tolist()
+    if ratio == ref.RATIO:
+        pooled = ref.overlap_step(rings[0], rings[1], values, score, slots, positions % (2 * ref.RATIO), closing)
+    else:
+        pooled = ref.online_step(rings[0], rings[1], rings[2], values, score, slots, closing)
+    if closing:
+        windows, done = positions[ends] // ratio, live[ends]
+        pages = where.tables[done, windows // (PAGE // ratio)]
+        _write(pooled, gain, eps, cos[done], sin[done], store, pages.long(), windows % (PAGE // ratio), index)
+
+
+def chunk(
+    kv: Tensor,
+    gate: Tensor,
+    ape: Tensor,
+    rings: tuple[Tensor, ...],
+    gain: Tensor,
+    eps: float,
+    cos: Tensor,
+    sin: Tensor,
+    store: Tensor,
+    where: Chunk,
+    ratio: int,
+    index: bool,
+) -> None:
+    """The same for a chunk of one sequence that begins and ends anywhere: kv, gate float32 [T, w].
+
+    cos, sin: float32 [T // ratio + 2, rope / 2], row i at the first position of window start // ratio + i.
+    """
+    start, length, slot = (int(n) for n in where.meta[:3].tolist())
+    phases = torch.arange(start, start + length, device=kv.device) % ratio
+    values, score = kv[:length].float(), gate[:length].float() + ape[phases]
+    if ratio == ref.RATIO:
+        pooled = ref.overlap_chunk(rings[0][slot], rings[1][slot], values, score, start)
+    else:
+        pooled = ref.online_chunk(rings[0][slot], rings[1][slot], rings[2][slot], values, score, start)
+    n = len(pooled)
+    if n:
+        windows = torch.arange(start // ratio, start // ratio + n, device=kv.device)
+        pages = where.table[windows // (PAGE // ratio)].long()
+        _write(pooled, gain, eps, cos[:n], sin[:n], store, pages, windows % (PAGE // ratio), index)
+
+
+def _write(
+    pooled: Tensor,
+    gain: Tensor,
+    eps: float,
+    cos: Tensor,
+    sin: Tensor,
+    store: Tensor,
+    pages: Tensor,
+    at: Tensor,
+    index: bool,
+) -> None:
+    """pooled: float32 [n, d] to rows ``at`` of ``pages`` (int64 [n])."""
+    entries = rms_norm(pooled, gain.float(), eps)
+    rope = 2 * cos.shape[-1]
+    entries[:, -rope:] = apply_interleaved(entries[:, -rope:], cos, sin)
+    if store.dtype == torch.uint8:
+        store[pages, at] = pack_index(entries) if index else pack_latent(entries, rope)
+    else:
+        store[pages, at] = entries.to(store.dtype)
