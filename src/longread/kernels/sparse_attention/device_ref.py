@@ -90,7 +90,7 @@ def rows(
 
     q, cos, sin, sink: as in ``chunk``, T = B. ring: one layer's [slots, window, W]; position p lies at row p % window
     and the token itself is in it. store: [pages, 256 // ratio, W] or None. Both uint8 (packed latents) or float of
-    width d. chosen: int32 [B, k] rows of the flat store, -1 behind the last; None: all closed rows, by ``where.tables``.
+    width d. chosen: int32 [B, k] rows of the flat store, -1 behind the last; None: all closed rows of ``where.tables``.
     What is not seen may hold anything. Padding gives zeros.
     """
     batch, _, d = q.shape
