@@ -1,0 +1,336 @@
+"""V4's compressors on a GPU: see ``device_ref.py``. All of it is bounded by reading kv and gate once.
+
+Decode is one launch, a program a sequence. A chunk is two: one pools its windows and one brings the rings up to date,
+since a window may need what the ring held before; of ratio 128 the first pools in blocks of channels, which a window's
+norm must see together. A program that has no window leaves at once, so grids depend on the batch's shape alone.
+"""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from longread.kernels.cache_rows.triton import store_index, store_latent
+from longread.kernels.places import Chunk, Rows
+
+PAGE = 256  # tokens
+NUMBERS, LATENT, INDEX = 0, 1, 2  # what a row of the store holds
+# Channels up to -> warps of a program that pools one window of 4 (8 tokens of kv and gate in registers).
+OVERLAP_WARPS = {128: 1, 256: 2, 512: 4, 1 << 30: 8}
+# A window of 128 is pooled by programs of this many channels: 8 blocks of 512 channels are 520 programs at 8192 tokens.
+LONG_CHANNELS = 64
+LONG_WARPS = 8
+FINISH_WARPS = 4
+# Small tensors of a step may lie anywhere in one buffer, and tables have any width: no variant of a kernel for each.
+LOOSE = ("positions", "slots", "tables", "meta", "table", "cos", "sin")
+
+
+def rows(
+    kv: Tensor,
+    gate: Tensor,
+    ape: Tensor,
+    rings: tuple[Tensor, ...],
+    gain: Tensor,
+    eps: float,
+    cos: Tensor,
+    sin: Tensor,
+    store: Tensor,
+    where: Rows,
+    ratio: int,
+    index: bool,
+) -> None:
+    """See ``device_ref.rows``."""
+    if not kv.shape[0]:
+        return
+    first, second = rings[0], rings[1]
+    kernel = _overlap_rows if ratio == 4 else _online_rows
+    kernel[(kv.shape[0],)](
+        kv, gate, ape, first, second, rings[-1], gain, eps, cos, sin, store, where.positions, where.slots,
+        where.tables, kv.stride(0), gate.stride(0), first.stride(0), second.stride(0), rings[-1].stride(0),
+        store.stride(0), where.tables.stride(0), **_shape(gain, cos, store, ratio, index),
+        num_warps=_warps(gain),
+    )  # fmt: skip
+
+
+def chunk(
+    kv: Tensor,
+    gate: Tensor,
+    ape: Tensor,
+    rings: tuple[Tensor, ...],
+    gain: Tensor,
+    eps: float,
+    cos: Tensor,
+    sin: Tensor,
+    store: Tensor,
+    where: Chunk,
+    ratio: int,
+    index: bool,
+) -> None:
+    """See ``device_ref.chunk``."""
+    tokens = kv.shape[0]
+    if not tokens:
+        return
+    shape = _shape(gain, cos, store, ratio, index)
+    if ratio == 4:
+        ring_kv, ring_score = rings
+        _overlap_chunk[(tokens // 4 + 1,)](
+            kv, gate, ape, ring_kv, ring_score, gain, eps, cos, sin, store, where.meta, where.table,
+            kv.stride(0), gate.stride(0), ring_kv.stride(0), store.stride(0), **shape, num_warps=_warps(gain),
+        )  # fmt: skip
+        _overlap_keep[(min(8, tokens),)](
+            kv, gate, ape, ring_kv, ring_score, where.meta, kv.stride(0), gate.stride(0), ring_kv.stride(0),
+            W=kv.shape[1], BLOCK=triton.next_power_of_2(kv.shape[1]), num_warps=4,
+        )  # fmt: skip
+        return
+    top, total, acc = rings
+    d, windows = gain.shape[0], tokens // ratio + 2
+    channels = min(LONG_CHANNELS, triton.next_power_of_2(d))
+    pooled = torch.empty(windows, 3, d, dtype=torch.float32, device=kv.device)
+    strides = (top.stride(0), total.stride(0), acc.stride(0))
+    _online_chunk[(windows, triton.cdiv(d, channels))](
+        kv, gate, ape, top, total, acc, pooled, where.meta, kv.stride(0), gate.stride(0), *strides,
+        D=d, CHANNELS=channels, num_warps=LONG_WARPS,
+    )  # fmt: skip
+    _online_finish[(windows,)](
+        pooled, top, total, acc, gain, eps, cos, sin, store, where.meta, where.table, *strides, store.stride(0),
+        **shape, num_warps=FINISH_WARPS,
+    )  # fmt: skip
+
+
+def _shape(gain: Tensor, cos: Tensor, store: Tensor, ratio: int, index: bool) -> dict[str, int]:
+    """The compile-time numbers of a compressor: channels, rotated channels, what a row is and how many a page has."""
+    d = gain.shape[0]
+    form = NUMBERS if store.dtype != torch.uint8 else INDEX if index else LATENT
+    return {
+        "D": d, "ROPE": 2 * cos.shape[-1], "FORM": form, "WIDTH": store.shape[2], "PER_PAGE": PAGE // ratio,
+        "BLOCK": max(64, triton.next_power_of_2(d)),
+    }  # fmt: skip
+
+
+def _warps(gain: Tensor) -> int:
+    return next(warps for most, warps in OVERLAP_WARPS.items() if gain.shape[0] <= most)
+
+
+@triton.jit
+def _finish(
+    pooled, gain, eps, cos, sin, row,
+    D: tl.constexpr, ROPE: tl.constexpr, FORM: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Normalise, rotate and write one row. pooled: float32 [BLOCK], zeros behind D. cos, sin: pointers to ROPE / 2."""
+    c = tl.arange(0, BLOCK)
+    scale = 1.0 / tl.sqrt(tl.sum(pooled * pooled, 0) / D + eps)
+    x = pooled * scale * tl.load(gain + c, mask=c < D, other=0.0)
+    # Pairs of channels; those before the rotated ones turn by 0.
+    pair = tl.arange(0, BLOCK // 2) - (D - ROPE) // 2
+    turned = (pair >= 0) & (pair < ROPE // 2)
+    co, si = tl.load(cos + pair, mask=turned, other=1.0), tl.load(sin + pair, mask=turned, other=0.0)
+    even, odd = tl.split(tl.reshape(x, (BLOCK // 2, 2)))
+    x = tl.reshape(tl.join(even * co - odd * si, even * si + odd * co), (BLOCK,))
+    if FORM == 0:
+        tl.store(row + c, x.to(row.dtype.element_ty), mask=c < D)
+    elif FORM == 1:
+        store_latent(row, x, D, ROPE, BLOCK)
+    else:
+        store_index(row, x, D, BLOCK)
+
+
+@triton.jit
+def _row(store, table, window, store_page, WIDTH: tl.constexpr, PER_PAGE: tl.constexpr):
+    """Where the row of a window is. table: pointer to the sequence's page ids."""
+    page = tl.load(table + window // PER_PAGE).to(tl.int64)
+    return store + page * store_page + (window % PER_PAGE) * WIDTH
+
+
+@triton.jit(do_not_specialize=("table_row",), do_not_specialize_on_alignment=LOOSE)
+def _overlap_rows(
+    kv, gate, ape, ring_kv, ring_score, unused, gain, eps, cos, sin, store, positions, slots, tables,
+    kv_row, gate_row, ring_slot, score_slot, unused_slot, store_page, table_row,
+    D: tl.constexpr, ROPE: tl.constexpr, FORM: tl.constexpr, WIDTH: tl.constexpr, PER_PAGE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    b = tl.program_id(0)
+    position = tl.load(positions + b)
+    if position >= 0:
+        slot = tl.load(slots + b).to(tl.int64)
+        c = tl.arange(0, BLOCK)
+        here, phase, at = c < D, position % 4, position % 8
+        kv += b.to(tl.int64) * kv_row
+        gate += b.to(tl.int64) * gate_row
+        ape += phase * 2 * D
+        ring_kv += slot * ring_slot
+        ring_score += slot * score_slot
+        early = tl.load(kv + c, mask=here, other=0.0).to(tl.float32)
+        late = tl.load(kv + D + c, mask=here, other=0.0).to(tl.float32)
+        early_score = tl.load(gate + c, mask=here, other=0.0).to(tl.float32) + tl.load(ape + c, mask=here, other=0.0)
+        score = tl.load(gate + D + c, mask=here, other=0.0).to(tl.float32) + tl.load(ape + D + c, mask=here, other=0.0)
+        tl.store(ring_kv + at * 2 * D + c, early, mask=here)
+        tl.store(ring_kv + at * 2 * D + D + c, late, mask=here)
+        tl.store(ring_score + at * 2 * D + c, early_score, mask=here)
+        tl.store(ring_score + at * 2 * D + D + c, score, mask=here)
+        if phase == 3:
+            # The newest token comes from registers; no other row that is read here has been written here.
+            top, total, acc = score, tl.full((BLOCK,), 1.0, tl.float32), late
+            for r in tl.static_range(7):
+                if r < 4:  # the window before, first channels
+                    offset = (at // 4 * 4 + 4 + r) % 8 * 2 * D
+                else:  # this window, second channels
+                    offset = (at // 4 * 4 + r - 4) * 2 * D + D
+                s = tl.load(ring_score + offset + c, mask=here, other=0.0)
+                x = tl.load(ring_kv + offset + c, mask=here, other=0.0)
+                new = tl.maximum(top, s)
+                keep, add = tl.exp(top - new), tl.exp(s - new)
+                total = total * keep + add
+                acc = acc * keep + x * add
+                top = new
+            pooled = tl.where(here, acc / total, 0.0)
+            row = _row(store, tables + b.to(tl.int64) * table_row, position // 4, store_page, WIDTH, PER_PAGE)
+            _finish(pooled, gain, eps, cos + b * (ROPE // 2), sin + b * (ROPE // 2), row, D, ROPE, FORM, BLOCK)
+
+
+@triton.jit(do_not_specialize=("table_row",), do_not_specialize_on_alignment=LOOSE)
+def _online_rows(
+    kv, gate, ape, ring_top, ring_total, ring_acc, gain, eps, cos, sin, store, positions, slots, tables,
+    kv_row, gate_row, top_slot, total_slot, acc_slot, store_page, table_row,
+    D: tl.constexpr, ROPE: tl.constexpr, FORM: tl.constexpr, WIDTH: tl.constexpr, PER_PAGE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    b = tl.program_id(0)
+    position = tl.load(positions + b)
+    if position >= 0:
+        slot = tl.load(slots + b).to(tl.int64)
+        c = tl.arange(0, BLOCK)
+        here, phase = c < D, position % 128
+        tops, totals = ring_top + slot * top_slot + c, ring_total + slot * total_slot + c
+        accs = ring_acc + slot * acc_slot + c
+        x = tl.load(kv + b.to(tl.int64) * kv_row + c, mask=here, other=0.0).to(tl.float32)
+        score = tl.load(gate + b.to(tl.int64) * gate_row + c, mask=here, other=0.0).to(tl.float32)
+        score += tl.load(ape + phase * D + c, mask=here, other=0.0)
+        old = tl.load(tops, mask=here, other=0.0)
+        new = tl.maximum(old, score)
+        keep, add = tl.exp(old - new), tl.exp(score - new)
+        total = tl.load(totals, mask=here, other=0.0) * keep + add
+        acc = tl.load(accs, mask=here, other=0.0) * keep + x * add
+        closes = phase == 127
+        tl.store(tops, tl.where(closes, float("-inf"), new), mask=here)
+        tl.store(totals, tl.where(closes, 0.0, total), mask=here)
+        tl.store(accs, tl.where(closes, 0.0, acc), mask=here)
+        if closes:
+            pooled = tl.where(here, acc / total, 0.0)
+            row = _row(store, tables + b.to(tl.int64) * table_row, position // 128, store_page, WIDTH, PER_PAGE)
+            _finish(pooled, gain, eps, cos + b * (ROPE // 2), sin + b * (ROPE // 2), row, D, ROPE, FORM, BLOCK)
+
+
+@triton.jit(do_not_specialize_on_alignment=LOOSE)
+def _overlap_chunk(
+    kv, gate, ape, ring_kv, ring_score, gain, eps, cos, sin, store, meta, table,
+    kv_row, gate_row, ring_slot, store_page,
+    D: tl.constexpr, ROPE: tl.constexpr, FORM: tl.constexpr, WIDTH: tl.constexpr, PER_PAGE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One window: rows 0-3 of its tile are the first channels of the window before, 4-7 its own second channels."""
+    i = tl.program_id(0)
+    start, length, slot = tl.load(meta), tl.load(meta + 1), tl.load(meta + 2).to(tl.int64)
+    window = start // 4 + i
+    if window < (start + length) // 4:
+        r, c = tl.arange(0, 8), tl.arange(0, BLOCK)
+        position = (window - 1) * 4 + r
+        here = (c < D)[None, :]
+        column = tl.where(r < 4, 0, D)[:, None] + c[None, :]
+        new = (position >= start)[:, None] & here
+        token = (position - start).to(tl.int64)[:, None]
+        x = tl.load(kv + token * kv_row + column, mask=new, other=0.0).to(tl.float32)
+        # A token before the first one has weight 0.
+        s = tl.load(gate + token * gate_row + column, mask=new, other=float("-inf")).to(tl.float32)
+        s += tl.load(ape + (r % 4)[:, None] * (2 * D) + column, mask=new, other=0.0)
+        if (window - 1) * 4 < start:  # one or two windows of a chunk
+            held = ((position < start) & (position >= 0))[:, None] & here
+            offset = slot * ring_slot + ((position + 8) % 8)[:, None] * (2 * D) + column
+            x = tl.where(held, tl.load(ring_kv + offset, mask=held, other=0.0), x)
+            s = tl.where(held, tl.load(ring_score + offset, mask=held, other=0.0), s)
+        s = tl.where(here, s, 0.0)  # channels behind D must not become NaN
+        p = tl.exp(s - tl.max(s, 0)[None, :])
+        pooled = tl.where(c < D, tl.sum(p * x, 0) / tl.sum(p, 0), 0.0)
+        row = _row(store, table, window, store_page, WIDTH, PER_PAGE)
+        _finish(pooled, gain, eps, cos + i * (ROPE // 2), sin + i * (ROPE // 2), row, D, ROPE, FORM, BLOCK)
+
+
+@triton.jit(do_not_specialize_on_alignment=LOOSE)
+def _overlap_keep(
+    kv, gate, ape, ring_kv, ring_score, meta, kv_row, gate_row, ring_slot, W: tl.constexpr, BLOCK: tl.constexpr
+):
+    """One of the chunk's last 8 tokens into the ring."""
+    start, length, slot = tl.load(meta), tl.load(meta + 1), tl.load(meta + 2).to(tl.int64)
+    token = length - 1 - tl.program_id(0)
+    if token >= 0:
+        c = tl.arange(0, BLOCK)
+        here, position = c < W, start + token
+        out = slot * ring_slot + position % 8 * W + c
+        x = tl.load(kv + token.to(tl.int64) * kv_row + c, mask=here, other=0.0).to(tl.float32)
+        s = tl.load(gate + token.to(tl.int64) * gate_row + c, mask=here, other=0.0).to(tl.float32)
+        tl.store(ring_kv + out, x, mask=here)
+        tl.store(ring_score + out, s + tl.load(ape + position % 4 * W + c, mask=here, other=0.0), mask=here)
+
+
+@triton.jit(do_not_specialize_on_alignment=LOOSE)
+def _online_chunk(
+    kv, gate, ape, ring_top, ring_total, ring_acc, pooled, meta, kv_row, gate_row, top_slot, total_slot, acc_slot,
+    D: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """A block of channels of one window: the softmax of its tokens so far, to ``pooled`` [windows, 3, D]. The rings are
+    only read here: the window that reads one and the one that replaces it may be different programs.
+    """
+    i = tl.program_id(0)
+    start, length, slot = tl.load(meta), tl.load(meta + 1), tl.load(meta + 2).to(tl.int64)
+    window, end = start // 128 + i, start + length
+    if (length > 0) & (window * 128 < end):
+        r, c = tl.arange(0, 128), tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+        position = window * 128 + r
+        here = c < D
+        new = ((position >= start) & (position < end))[:, None] & here[None, :]
+        token = (position - start).to(tl.int64)[:, None]
+        x = tl.load(kv + token * kv_row + c[None, :], mask=new, other=0.0).to(tl.float32)
+        s = tl.load(gate + token * gate_row + c[None, :], mask=new, other=float("-inf")).to(tl.float32)
+        s += tl.load(ape + r[:, None] * D + c[None, :], mask=new, other=0.0)
+        s = tl.where(here[None, :], s, 0.0)
+        top = tl.max(s, 0)
+        opened = (i == 0) & (start % 128 > 0)  # the window goes on from what the ring holds
+        before = tl.load(ring_top + slot * top_slot + c, mask=here & opened, other=float("-inf"))
+        top = tl.maximum(top, before)
+        p = tl.exp(s - top[None, :])
+        keep = tl.exp(before - top)
+        total = tl.load(ring_total + slot * total_slot + c, mask=here & opened, other=0.0) * keep + tl.sum(p, 0)
+        acc = tl.load(ring_acc + slot * acc_slot + c, mask=here & opened, other=0.0) * keep + tl.sum(p * x, 0)
+        out = pooled + i.to(tl.int64) * (3 * D) + c
+        tl.store(out, top, mask=here)
+        tl.store(out + D, total, mask=here)
+        tl.store(out + 2 * D, acc, mask=here)
+
+
+@triton.jit(do_not_specialize_on_alignment=LOOSE)
+def _online_finish(
+    pooled, ring_top, ring_total, ring_acc, gain, eps, cos, sin, store, meta, table,
+    top_slot, total_slot, acc_slot, store_page,
+    D: tl.constexpr, ROPE: tl.constexpr, FORM: tl.constexpr, WIDTH: tl.constexpr, PER_PAGE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A closed window to the store; the chunk's last window, or nothing if it closed, to the rings."""
+    i = tl.program_id(0)
+    start, length, slot = tl.load(meta), tl.load(meta + 1), tl.load(meta + 2).to(tl.int64)
+    window, end = start // 128 + i, start + length
+    if (length > 0) & (window * 128 < end):
+        c = tl.arange(0, BLOCK)
+        here = c < D
+        sums = pooled + i.to(tl.int64) * (3 * D) + c
+        top = tl.load(sums, mask=here, other=0.0)
+        total = tl.load(sums + D, mask=here, other=1.0)
+        acc = tl.load(sums + 2 * D, mask=here, other=0.0)
+        closed = (window + 1) * 128 <= end
+        if closed:
+            row = _row(store, table, window, store_page, WIDTH, PER_PAGE)
+            _finish(acc / total, gain, eps, cos + i * (ROPE // 2), sin + i * (ROPE // 2), row, D, ROPE, FORM, BLOCK)
+        if (window + 1) * 128 >= end:
+            tl.store(ring_top + slot * top_slot + c, tl.where(closed, float("-inf"), top), mask=here)
+            tl.store(ring_total + slot * total_slot + c, tl.where(closed, 0.0, total), mask=here)
+            tl.store(ring_acc + slot * acc_slot + c, tl.where(closed, 0.0, acc), mask=here)
