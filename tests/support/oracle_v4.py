@@ -10,12 +10,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from longread.models.deepseek_v4 import DeepseekV4
+from longread.engine.runner import Model
 from longread.models.inputs import StepInputs
 from longread.spec.batch import Segment
 from longread.spec.config_json import spec_from_config
 from longread.spec.model import ModelSpec
-from longread.spec.state import pages_for, state_groups
+from longread.spec.state import CacheKind, pages_for, state_groups
 from longread.weights.export import write_checkpoint
 from longread.weights.fixture import random_weights, tiny_config
 
@@ -45,26 +45,27 @@ def tiny(kind: str, seed: int = 0, **overrides: object) -> tuple[dict[str, objec
 class Driver:
     """Slots, pages and positions of several sequences: what the engine does, without a policy.
 
-    Page rows begin as NaN and stay so until the model writes them. ``shuffle`` gives every sequence scattered pages.
+    Page rows begin as NaN and stay so until the model writes them; packed ones as bytes 255, which are NaN in FP8.
+    ``shuffle`` gives every sequence scattered pages.
     """
 
     spec: ModelSpec
-    model: DeepseekV4
+    model: Model
     slots: int = 4
     pages: int = 64
     dtype: torch.dtype = torch.float32
     shuffle: bool = False
+    cache: CacheKind = "model"
     state: dict[str, Tensor] = field(init=False)
     tables: dict[int, list[int]] = field(init=False)
     lengths: dict[int, int] = field(init=False)
 
     def __post_init__(self) -> None:
         self.state = {}
-        for g in state_groups(self.spec):
-            kind = self.dtype if g.dtype == "model" else torch.float32
+        for g in state_groups(self.spec, self.cache):
+            kind = {"model": self.dtype, "float32": torch.float32, "uint8": torch.uint8}[g.dtype]
             shape = (self.pages, g.rows_per_page) if g.kind == "rows" else (self.slots, g.ring_rows)
-            fill = float("nan")
-            self.state[g.name] = torch.full((len(g.layers), *shape, g.width), fill, dtype=kind)
+            self.state[g.name] = torch.full((len(g.layers), *shape, g.width), _poison(kind), dtype=kind)
         ids = list(range(self.pages))
         if self.shuffle:
             ids = torch.randperm(self.pages, generator=torch.Generator().manual_seed(1)).tolist()
@@ -75,11 +76,12 @@ class Driver:
 
     def reset(self, slot: int) -> None:
         """Give the slot to a new sequence: rings filled as declared, pages poisoned and given back."""
-        for g in state_groups(self.spec):
+        for g in state_groups(self.spec, self.cache):
+            storage = self.state[g.name]
             if g.kind == "ring":
-                self.state[g.name][:, slot] = g.fill
+                storage[:, slot] = g.fill
             else:
-                self.state[g.name][:, self.tables.get(slot, [])] = float("nan")
+                storage[:, self.tables.get(slot, [])] = _poison(storage.dtype)
         self.free = self.tables.get(slot, []) + self.free
         self.tables[slot], self.lengths[slot] = [], 0
 
@@ -99,6 +101,10 @@ class Driver:
         inputs = StepInputs(torch.tensor(ids), torch.tensor(positions), tuple(segments), torch.tensor(rows))
         logits = self.model.forward(inputs, self.state)
         return list(logits.split([len(tokens) if all_rows else 1 for _, tokens in work]))
+
+
+def _poison(dtype: torch.dtype) -> float:
+    return 255 if dtype == torch.uint8 else float("nan")
 
 
 def prompt(count: int, vocab: int, seed: int = 0) -> list[int]:

@@ -12,7 +12,10 @@ from typing import Any, TypeVar
 from torch.profiler import record_function
 
 from longread.kernels.compressor import cpu as compressor_cpu
+from longread.kernels.compressor import device_ref as compressor_device
 from longread.kernels.compressor import ref as compressor
+from longread.kernels.experts import ref as experts
+from longread.kernels.fp8 import ref as fp8
 from longread.kernels.hyper import cpu as hyper_cpu
 from longread.kernels.hyper import ref as hyper
 from longread.kernels.indexer import ref as indexer
@@ -29,7 +32,9 @@ from longread.kernels.rope import ref as rope
 from longread.kernels.router import cpu as router_cpu
 from longread.kernels.router import ref as router
 from longread.kernels.sparse_attention import cpu as sparse_attention_cpu
+from longread.kernels.sparse_attention import device_ref as sparse_attention_device
 from longread.kernels.sparse_attention import ref as sparse_attention
+from longread.kernels.window import ref as window
 from longread.spec.errors import ConfigError
 
 Op = TypeVar("Op", bound=Callable[..., Any])
@@ -58,6 +63,31 @@ TABLE: Mapping[Callable[..., Any], Mapping[str, Callable[..., Any]]] = {
     indexer.chosen_rows: {"cpu": indexer.chosen_rows},
     sparse_attention.attend: {"cpu": sparse_attention.attend},
     sparse_attention.decode: {"cpu": sparse_attention_cpu.decode},
+    # What models/native_v4.py is made of: a CPU runs the references, for tests.
+    fp8.quantise: {"cpu": fp8.quantise},
+    fp8.linear: {"cpu": fp8.linear},
+    fp8.grouped_linear: {"cpu": fp8.grouped_linear},
+    fp8.gated: {"cpu": fp8.gated},
+    fp8.latents: {"cpu": fp8.latents},
+    fp8.turn_back: {"cpu": fp8.turn_back},
+    hyper.weights: {"cpu": hyper.weights},
+    hyper.enter: {"cpu": hyper.enter},
+    hyper.leave: {"cpu": hyper.leave},
+    experts.prepare: {"cpu": experts.prepare},
+    experts.route: {"cpu": experts.route},
+    experts.experts: {"cpu": experts.experts},
+    compressor_device.rows: {"cpu": compressor_device.rows},
+    compressor_device.chunk: {"cpu": compressor_device.chunk},
+    indexer.queries: {"cpu": indexer.queries},
+    indexer.keys: {"cpu": indexer.keys},
+    indexer.choose_rows: {"cpu": indexer.choose_rows},
+    indexer.choose_chunk: {"cpu": indexer.choose_chunk},
+    window.rows: {"cpu": window.rows},
+    window.slab: {"cpu": window.slab},
+    window.keep: {"cpu": window.keep},
+    sparse_attention_device.entries: {"cpu": sparse_attention_device.entries},
+    sparse_attention_device.rows: {"cpu": sparse_attention_device.rows},
+    sparse_attention_device.chunk: {"cpu": sparse_attention_device.chunk},
 }
 
 

@@ -67,9 +67,10 @@ CacheKind = Literal["model", "fp8"]
 def state_groups(spec: ModelSpec, cache: CacheKind = "model") -> tuple[StateGroup, ...]:
     """The groups of a model, in storage order (facts: one latent row a token for MLA; V4 as in section 7 of its notes).
 
-    ``cache`` "fp8": latent and index rows are packed bytes (``packed_latent``, ``packed_index``) instead of numbers of
-    the compute type. V4's CSA compressor keeps the last 8 tokens (previous and current window of 4) of pooled inputs and scores, at
+    V4's CSA compressor keeps the last 8 tokens (previous and current window of 4) of pooled inputs and scores, at
     position mod 8; the HCA compressor keeps an online softmax of its open window (max, sum, weighted sum).
+    ``cache`` "fp8": latent and index rows are packed bytes (``packed_latent``, ``packed_index``) instead of numbers of
+    the compute type.
     """
     every = tuple(range(spec.layers))
     packed = cache == "fp8"
