@@ -108,7 +108,8 @@ def rows(
                 row < torch.div(length, ratio, rounding_mode="floor")[:, None],
             )
         else:
-            flat, seen = chosen.clamp(min=0).long(), (chosen >= 0) & (length > 0)[:, None]
+            seen = (chosen >= 0) & (length > 0)[:, None]
+            flat = chosen.masked_fill(~seen, 0).long()
         keys.append((_unpacked(store.flatten(0, 1)[flat], d, rope, torch.float32), seen))
     return attend(queries, sink, scale, (), keys).to(q.dtype).view(batch, -1, d)
 
