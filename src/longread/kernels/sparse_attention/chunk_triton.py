@@ -14,6 +14,7 @@ from torch import Tensor
 
 from longread.kernels.fallback import fallback
 from longread.kernels.places import Chunk
+from longread.kernels.sparse_attention import chunk_gluon
 from longread.kernels.sparse_attention import device_ref as ref
 from longread.kernels.sparse_attention.prologue_triton import LOG2E, ready
 
@@ -31,6 +32,7 @@ CONFIGS: dict[int, Config] = {  # by D
     128: {"BN": 64, "num_warps": 4, "num_stages": 3},
 }
 MAX_HEADS = 64  # of a program
+HOPPER = True  # whether ``chunk_gluon`` takes what it can; False: this file's kernel, to compare
 
 
 def chunk(
@@ -47,6 +49,9 @@ def chunk(
     if rows is None or not rows.shape[0]:
         rows, chosen, ratio = slab, None, 0
     out = q.new_empty(tokens, heads, d)
+    if HOPPER and _hopper(q, window):
+        chunk_gluon.launch(q, eps, cos, sin, sink, scale, slab, rows, chosen, ratio, where.positions, out)
+        return out
     block = max(16, min(MAX_HEADS, triton.next_power_of_2(heads)))
     _chunk[(tokens, triton.cdiv(heads, block))](
         q, q.stride(0), cos, sin, sink, slab, rows, where.positions if chosen is None else chosen, where.positions, out,
@@ -54,6 +59,12 @@ def chunk(
         window, d, cos.shape[-1], ratio, chosen is not None, block, **config,
     )  # fmt: skip
     return out
+
+
+def _hopper(q: Tensor, window: int) -> bool:
+    _, heads, d = q.shape
+    fits = d == chunk_gluon.D and heads % chunk_gluon.BM == 0 and window % chunk_gluon.BN == 0
+    return fits and q.is_cuda and torch.cuda.get_device_capability(q.device)[0] == 9
 
 
 @triton.jit
