@@ -6,4 +6,44 @@ Imported by dispatch.py when a CUDA device is first asked for; everything in it 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-CUDA: Mapping[Callable[..., Any], Callable[..., Any]] = {}
+from longread.kernels.compressor import device_ref as compressor
+from longread.kernels.compressor import triton as compressor_triton
+from longread.kernels.experts import ref as experts
+from longread.kernels.experts import triton as experts_triton
+from longread.kernels.fp8 import ref as fp8
+from longread.kernels.fp8 import triton as fp8_triton
+from longread.kernels.hyper import ref as hyper
+from longread.kernels.hyper import triton as hyper_triton
+from longread.kernels.indexer import ref as indexer
+from longread.kernels.indexer import triton as indexer_triton
+from longread.kernels.sparse_attention import device_ref as sparse_attention
+from longread.kernels.sparse_attention import triton as sparse_attention_triton
+from longread.kernels.window import ref as window
+from longread.kernels.window import triton as window_triton
+
+CUDA: Mapping[Callable[..., Any], Callable[..., Any]] = {
+    fp8.quantise: fp8_triton.quantise,
+    fp8.linear: fp8_triton.linear,
+    fp8.grouped_linear: fp8_triton.grouped_linear,
+    fp8.gated: fp8_triton.gated,
+    fp8.latents: fp8_triton.latents,
+    fp8.turn_back: fp8_triton.turn_back,
+    hyper.weights: hyper_triton.weights,
+    hyper.enter: hyper_triton.enter,
+    hyper.leave: hyper_triton.leave,
+    experts.prepare: experts_triton.prepare,
+    experts.route: experts_triton.route,
+    experts.experts: experts_triton.experts,
+    compressor.rows: compressor_triton.rows,
+    compressor.chunk: compressor_triton.chunk,
+    indexer.queries: indexer_triton.queries,
+    indexer.keys: indexer_triton.keys,
+    indexer.choose_rows: indexer_triton.choose_rows,
+    indexer.choose_chunk: indexer_triton.choose_chunk,
+    window.rows: window_triton.rows,
+    window.slab: window_triton.slab,
+    window.keep: window_triton.keep,
+    sparse_attention.entries: sparse_attention_triton.entries,
+    sparse_attention.rows: sparse_attention_triton.rows,
+    sparse_attention.chunk: sparse_attention_triton.chunk,
+}

@@ -75,7 +75,8 @@ class Block:
         if isinstance(x, Tensor):
             return self.of(x)
         if isinstance(self.rows, slice):
-            return Quantised(x.values[self.rows], x.scales[self.rows])
+            scales = x.scales[self.rows]  # columns without holes, as products want them: no copy where it is all rows
+            return Quantised(x.values[self.rows], scales.t().contiguous().t())
         return Quantised(
             x.values.view(torch.uint8).index_select(0, self.rows).view(x.values.dtype),
             x.scales.t().index_select(1, self.rows).t(),

@@ -55,11 +55,12 @@ def test_root_changes_with_model_weights_and_format() -> None:
         cache_root(spec, "a", "float32"),
         cache_root(spec, "b", "float32"),
         cache_root(spec, "a", "bfloat16"),
+        cache_root(spec, "a", "bfloat16", "fp8"),
         cache_root(other_rope, "a", "float32"),
         cache_root(release("DeepSeek-V3"), "a", "float32"),
     }
-    assert len(roots) == 5
-    assert cache_root(spec, "a", "float32") in roots
+    assert len(roots) == 6
+    assert cache_root(spec, "a", "float32", "model") in roots
 
 
 def test_groups_of_mla_are_rows_only() -> None:
@@ -75,6 +76,25 @@ def test_groups_of_v4_follow_the_ratios() -> None:
     assert len(groups["window"].layers) == spec.layers
     assert groups["csa_score"].fill == -float("inf") and groups["hca_sum"].fill == 0.0
     assert all(PAGE_TOKENS % g.tokens_per_row == 0 for g in groups.values())
+
+
+def test_packed_groups_are_bytes() -> None:
+    """Widths of DeepSeek's own FP8 caches: 584 bytes a V4 latent, 656 a V3.2 latent, 132 an index key."""
+    for name, widths in (
+        ("DeepSeek-V4-Flash", {"csa": 584, "index": 132, "hca": 584, "window": 584}),
+        ("DeepSeek-V3", {"latent": 656}),
+        ("DeepSeek-V3.2", {"latent": 656, "index": 132}),
+    ):
+        packed, plain = (state_groups(release(name), cache) for cache in ("fp8", "model"))
+        assert {g.name: g.width for g in packed if g.dtype == "uint8"} == widths
+        for group, other in zip(packed, plain, strict=True):
+            if group.dtype == "uint8":
+                each = len(group.layers) * group.width
+                assert group.bytes_per_page(2) == (each * group.rows_per_page if group.kind == "rows" else 0)
+                assert group.bytes_per_slot(2) == (each * group.ring_rows if group.kind == "ring" else 0)
+                assert replace(group, width=other.width, dtype="model") == other
+            else:
+                assert group == other
 
 
 def test_v41_has_no_groups_yet() -> None:
