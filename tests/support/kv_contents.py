@@ -41,6 +41,7 @@ class Contents:
         self.fail: str | None = None
         self.page_bytes = 8 * sum(PAGE_TOKENS // grain for grain in self.grains)
         self.ring_bytes = 8 if self.rings else 0
+        self.pages_at_once = 1
 
     def _enter(self, name: str) -> None:
         if self.fail == name:
@@ -78,6 +79,17 @@ class Contents:
         rows = data.cast("q").tolist()
         for grain, values in zip(self.grains, self.pages[page], strict=True):
             values[:], rows = rows[: PAGE_TOKENS // grain], rows[PAGE_TOKENS // grain :]
+
+    def write_pages(self, pages: Sequence[int], data: Sequence[memoryview]) -> None:
+        for page, record in zip(pages, data, strict=True):
+            self.write_page(page, record)
+
+    def settle(self) -> None: ...
+
+    def fence(self) -> object:
+        return None
+
+    def after(self, fence: object) -> None: ...
 
     def read_ring(self, snapshot: int, into: memoryview) -> None:
         into[:] = array("q", [self.saved[snapshot]]).tobytes()

@@ -39,11 +39,15 @@ class StateStore(Protocol):
 class RecordStore(Protocol):
     """Moves content between the storage and records (kv/records.py); implemented over tensors.
 
-    ``write_page`` and ``write_ring`` may be called on another thread for pages and rows that are reserved for it.
+    ``write_*`` and ``after`` may be called on another thread, for pages and rows that are reserved for it. A storage on
+    a device moves records behind the caller's back; ``settle``, ``fence`` and ``after`` say how far. Memory that a
+    ``HostArena`` got from it it reaches by itself: there a record that was read is whole only after ``settle``, or for
+    writes that come ``after`` a later ``fence``. Any other memory is done with on return.
     """
 
     page_bytes: int
     ring_bytes: int
+    pages_at_once: int  # how many pages it likes to be given together
 
     def read_page(self, page: int, into: memoryview, tokens: int) -> None:
         """All rows groups of the rows that ``tokens`` tokens fill, zeros behind; ``into`` has ``page_bytes``."""
@@ -53,12 +57,28 @@ class RecordStore(Protocol):
         """The reverse, whole."""
         ...
 
+    def write_pages(self, pages: Sequence[int], data: Sequence[memoryview]) -> None:
+        """Several; whole on return."""
+        ...
+
     def read_ring(self, snapshot: int, into: memoryview) -> None:
         """A row of the snapshot pool; ``into`` has ``ring_bytes``."""
         ...
 
     def write_ring(self, snapshot: int, data: memoryview) -> None:
         """The reverse."""
+        ...
+
+    def settle(self) -> None:
+        """Wait until what was read is in its memory."""
+        ...
+
+    def fence(self) -> object:
+        """A point in the storage's work: all that the thread which runs the model has asked of it so far."""
+        ...
+
+    def after(self, fence: object) -> None:
+        """What this thread writes from now on comes after ``fence``."""
         ...
 
 

@@ -197,6 +197,7 @@ class Persister:
         if entry is not None and entry.parent is not None:
             return Record("page", key, entry.parent.key, entry.depth, entry.run, self._page(entry, PAGE_TOKENS))
         if known is not None:
+            self._records.settle()
             return Record("page", key, known.parent, known.depth, known.run, self._host.copy("page", key))
         return None
 

@@ -1,29 +1,36 @@
 """The storage of all state groups as tensors, and the copies that the cache asks for.
 
-Knows shapes and devices; not which page or row belongs to whom. The only file of kv that imports torch.
+Knows shapes and devices; not which page or row belongs to whom. With ``device_copies``, the only file of kv that
+imports torch.
 """
 
 import math
 import mmap
-from collections.abc import Iterator, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from longread.kv.device_copies import STAGING_BYTES, DeviceCopies, Parts
 from longread.spec.state import StateGroup
 
-# Bytes of a storage or a record, indexed and assigned alike: an np.ndarray in main memory, a Tensor on a device. Torch
-# would copy with a team of threads for every thread that asks, which get in each other's and the model's way.
-_Bytes: TypeAlias = Any
+# Bytes of a storage or a record in main memory. Torch would copy with a team of threads for every thread that asks,
+# which get in each other's and the model's way.
+_Bytes: TypeAlias = NDArray[np.uint8]
+PAGES_AT_ONCE = 256  # that a load brings before it looks whether it is still wanted: 4 ms of V4-Flash's
 
 
 class StateTensors:
     """Implements ``StateStore`` and ``RecordStore``.
 
     ``views[name]``: rows [layers, pages, rows_per_page, width], ring [layers, slots + snapshots, ring_rows, width], so
-    that a model reaches both. ``dtype`` is what a group of dtype "model" is stored in.
+    that a model reaches both. ``dtype`` is what a group of dtype "model" is stored in. ``staging``: bytes of a staging
+    buffer between a device and main memory; None: what suits the device, and none on a CPU, where a record is copied
+    to and from its places directly. All methods but ``write_*`` and ``after`` belong to the thread that runs the model,
+    on the stream that its work is put on.
     """
 
     def __init__(
@@ -34,9 +41,10 @@ class StateTensors:
         num_snapshots: int,
         dtype: torch.dtype,
         device: str | torch.device = "cpu",
+        staging: int | None = None,
     ):
         self._rows: list[Tensor] = []
-        self._row_bytes: list[tuple[_Bytes, int]] = []  # the same as bytes, with tokens a row
+        self._grains: list[int] = []  # of the same, tokens a row
         self._rings: list[tuple[Tensor, float]] = []  # with fill
         self._num_slots = num_slots
         views: dict[str, Tensor] = {}
@@ -47,16 +55,32 @@ class StateTensors:
             if group.kind == "rows":
                 views[group.name] = _lazy_zeros((layers, num_pages, group.rows_per_page, group.width), kept, place)
                 self._rows.append(views[group.name])
-                self._row_bytes.append((_as_bytes(views[group.name]), group.tokens_per_row))
+                self._grains.append(group.tokens_per_row)
             else:
                 shape = (layers, num_slots + num_snapshots, group.ring_rows, group.width)
                 views[group.name] = _lazy_zeros(shape, kept, place)
                 self._rings.append((views[group.name], group.fill))
         self.views: Mapping[str, Tensor] = views
         self.nbytes = sum(view.nbytes for view in views.values())
-        self._saved_bytes = [_as_bytes(rings)[:, num_slots:] for rings, _ in self._rings]
         self.page_bytes = sum(group.bytes_per_page(dtype.itemsize) for group in groups)
         self.ring_bytes = sum(group.bytes_per_slot(dtype.itemsize) for group in groups)
+        self._copies: DeviceCopies | None = None
+        self.pages_at_once = 1
+        if staging is not None or place.type != "cpu":
+            longest = max(self.page_bytes, self.ring_bytes)
+            self._copies = DeviceCopies(place, longest, STAGING_BYTES if staging is None else staging)
+            self._staged_pages = Parts(self._rows)
+            self._staged_rings = Parts([rings[:, num_slots:] for rings, _ in self._rings])
+            self.nbytes += self._copies.nbytes
+            self.pages_at_once = PAGES_AT_ONCE
+        else:
+            self._row_bytes = [_as_bytes(rows) for rows in self._rows]
+            self._saved_bytes = [_as_bytes(rings)[:, num_slots:] for rings, _ in self._rings]
+
+    @property
+    def allocate_host(self) -> Callable[[int], memoryview] | None:
+        """Where records cross to main memory fastest (for ``HostArena``); None: anywhere."""
+        return None if self._copies is None else self._copies.allocate
 
     def reset_slot(self, slot: int) -> None:
         """Fill the slot's rings. Without it a short prompt would read what the slot's last sequence left behind."""
@@ -77,28 +101,49 @@ class StateTensors:
         """The page as one record: groups, layers, rows, in the storage's types. Rows that ``tokens`` tokens do not
         fill become zeros, so that equal tokens give equal bytes.
         """
-        for (rows, grain), part in self._page_parts(into):
+        if self._copies is not None:
+            self._copies.read(self._staged_pages, page, into, [tokens // grain for grain in self._grains])
+            return
+        for rows, grain, part in zip(self._row_bytes, self._grains, _parts(into, self._row_bytes), strict=True):
             valid = tokens // grain
             part[:, :valid] = rows[:, page, :valid]
             part[:, valid:] = 0
 
     def write_page(self, page: int, data: memoryview) -> None:
-        for (rows, _), part in self._page_parts(data):
-            rows[:, page] = part
+        self.write_pages([page], [data])
+
+    def write_pages(self, pages: Sequence[int], data: Sequence[memoryview]) -> None:
+        if self._copies is not None:
+            self._copies.write(self._staged_pages, pages, data)
+            return
+        for page, record in zip(pages, data, strict=True):
+            for rows, part in zip(self._row_bytes, _parts(record, self._row_bytes), strict=True):
+                rows[:, page] = part
 
     def read_ring(self, snapshot: int, into: memoryview) -> None:
-        for saved, part in self._ring_parts(into):
+        if self._copies is not None:
+            self._copies.read(self._staged_rings, snapshot, into)
+            return
+        for saved, part in zip(self._saved_bytes, _parts(into, self._saved_bytes), strict=True):
             part[:] = saved[:, snapshot]
 
     def write_ring(self, snapshot: int, data: memoryview) -> None:
-        for saved, part in self._ring_parts(data):
+        if self._copies is not None:
+            self._copies.write(self._staged_rings, [snapshot], [data])
+            return
+        for saved, part in zip(self._saved_bytes, _parts(data, self._saved_bytes), strict=True):
             saved[:, snapshot] = part
 
-    def _page_parts(self, data: memoryview) -> Iterator[tuple[tuple[_Bytes, int], _Bytes]]:
-        yield from zip(self._row_bytes, _parts(data, [rows for rows, _ in self._row_bytes]), strict=True)
+    def settle(self) -> None:
+        if self._copies is not None:
+            self._copies.settle()
 
-    def _ring_parts(self, data: memoryview) -> Iterator[tuple[_Bytes, _Bytes]]:
-        yield from zip(self._saved_bytes, _parts(data, self._saved_bytes), strict=True)
+    def fence(self) -> object:
+        return None if self._copies is None else self._copies.fence()
+
+    def after(self, fence: object) -> None:
+        if self._copies is not None:
+            self._copies.after(fence)
 
     def copy_slot(self, source: int, target: int) -> None:
         for rings, _ in self._rings:
@@ -106,7 +151,7 @@ class StateTensors:
 
 
 def _as_bytes(storage: Tensor) -> _Bytes:
-    return storage.view(torch.uint8).numpy() if storage.device.type == "cpu" else storage.view(torch.uint8)
+    return storage.view(torch.uint8).numpy()
 
 
 def _parts(data: memoryview, storages: list[_Bytes]) -> Iterator[_Bytes]:
@@ -115,8 +160,7 @@ def _parts(data: memoryview, storages: list[_Bytes]) -> Iterator[_Bytes]:
     for storage in storages:
         shape = (storage.shape[0], *storage.shape[2:])
         size = math.prod(shape)
-        part = np.frombuffer(data, dtype=np.uint8, count=size, offset=start).reshape(shape)
-        yield part if isinstance(storage, np.ndarray) else torch.from_numpy(part)
+        yield np.frombuffer(data, dtype=np.uint8, count=size, offset=start).reshape(shape)
         start += size
 
 

@@ -98,7 +98,9 @@ class IOThreads:
         self._writer = _Thread("longread-store")
 
     def load(self, transfer: Transfer) -> None:
-        self._loader.submit(lambda: self._run_load(transfer))
+        # Of its pages some were evicted just now, and what lay there may still be on its way out of them.
+        fence = self._pages.fence()
+        self._loader.submit(lambda: self._run_load(transfer, fence))
 
     def write(self, write: Write) -> None:
         self.queued_bytes += write.size
@@ -117,21 +119,22 @@ class IOThreads:
         if first:
             log.error("the store: %s failed: %s; later errors are only counted (store_errors)", what, error)
 
-    def _run_load(self, transfer: Transfer) -> None:
+    def _run_load(self, transfer: Transfer, fence: object) -> None:
         wanted = [(move.known.kind, move.known.key) for move in transfer.moves if move.data is None]
         try:
+            self._pages.after(fence)
             stream = self._disk.stream(wanted) if self._disk is not None and wanted else iter(())
-            for move in transfer.moves:
+            for run in _runs(transfer.moves, self._pages.pages_at_once):
                 if transfer.cancelled:
                     break
                 start = time.monotonic()
-                verdict = self._move(move, stream)
-                spent = transfer.seconds.get(move.source, 0.0) + time.monotonic() - start
-                transfer.seconds[move.source] = spent
+                verdict = self._move(run, stream)
+                spent = transfer.seconds.get(run[0].source, 0.0) + time.monotonic() - start
+                transfer.seconds[run[0].source] = spent
                 if verdict != "whole":
-                    transfer.broken, transfer.fault = move, verdict
+                    transfer.broken, transfer.fault = run[0], verdict
                     break
-                transfer.moved += 1
+                transfer.moved += len(run)
         except Exception as error:  # a thread's edge: whatever it is, the request must not wait for ever
             transfer.broken = transfer.moves[transfer.moved]
             log.debug("a load failed", exc_info=True)
@@ -140,7 +143,11 @@ class IOThreads:
             transfer.done = True
             self.signal.set()
 
-    def _move(self, move: Move, stream: Iterator[tuple[Verdict, memoryview]]) -> Verdict:
+    def _move(self, run: Sequence[Move], stream: Iterator[tuple[Verdict, memoryview]]) -> Verdict:
+        move = run[0]
+        if len(run) > 1:
+            self._pages.write_pages([each.target for each in run], [each.data for each in run if each.data is not None])
+            return "whole"
         data = move.data
         if data is None:
             found = next(stream, None)
@@ -168,6 +175,18 @@ class IOThreads:
         finally:
             self.finished.append(write)
             self.signal.set()
+
+
+def _runs(moves: Sequence[Move], most: int) -> Iterator[Sequence[Move]]:
+    """The moves in order, pages that are in memory up to ``most`` together, all others one by one."""
+    first = 0
+    while first < len(moves):
+        end = first
+        while end < min(first + most, len(moves)) and moves[end].data is not None and moves[end].known.kind != "ring":
+            end += 1
+        end = max(end, first + 1)
+        yield moves[first:end]
+        first = end
 
 
 class _Thread:

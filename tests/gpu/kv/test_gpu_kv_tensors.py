@@ -1,0 +1,174 @@
+"""State tensors on a GPU: records are those of a CPU, and loads and saves keep their order beside a busy model."""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from staged_records import PAGES, SNAPSHOTS, arena, pair, put, same
+
+from longread.kv.tensors import StateTensors
+from longread.spec.state import StateGroup
+
+pytestmark = pytest.mark.gpu
+# V4-Flash with 32 layers, packed: a page of 0.68 MB.
+FLASH = (
+    StateGroup("csa", "rows", tuple(range(15)), 584, tokens_per_row=4, dtype="uint8"),
+    StateGroup("index", "rows", tuple(range(15)), 132, tokens_per_row=4, dtype="uint8"),
+    StateGroup("hca", "rows", tuple(range(15)), 584, tokens_per_row=128, dtype="uint8"),
+    StateGroup("window", "ring", tuple(range(32)), 584, ring_rows=128, dtype="uint8"),
+    StateGroup("csa_kv", "ring", tuple(range(15)), 1024, ring_rows=8, dtype="float32"),
+)
+
+
+def busy(device: str, milliseconds: int) -> None:
+    """Work on the current stream that takes at least so long; nothing where there is no device."""
+    if device == "cuda":
+        torch.cuda._sleep(milliseconds * 2_000_000)
+
+
+def elsewhere(work: Callable[[], None]) -> None:
+    """On a thread of its own, as loads are."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(work).result()
+
+
+@pytest.mark.parametrize("staging", [1, 40_000, 1 << 22])
+def test_records_are_those_of_a_cpu(staging: int, device: str) -> None:
+    plain, staged = pair(device, staging)
+    rooms = arena(staged, PAGES, SNAPSHOTS)
+    expected = bytearray(plain.page_bytes)
+    for page, tokens in ((0, 256), (5, 130), (PAGES - 1, 3)):
+        own, pinned = memoryview(bytearray(b"x" * staged.page_bytes)), put(rooms, 100 + page)
+        plain.read_page(page, memoryview(expected), tokens)
+        staged.read_page(page, own, tokens)
+        staged.read_page(page, pinned, tokens)
+        assert own == expected
+        staged.settle()
+        assert pinned == expected
+    rings = [put(rooms, snapshot, "ring") for snapshot in range(SNAPSHOTS)]
+    for snapshot, room in enumerate(rings):
+        staged.read_ring(snapshot, room)
+    staged.settle()
+    for snapshot, room in enumerate(rings):
+        ring = bytearray(plain.ring_bytes)
+        plain.read_ring(snapshot, memoryview(ring))
+        assert room == ring
+
+
+@pytest.mark.parametrize("staging", [1, 40_000, 1 << 22])
+@pytest.mark.parametrize("seed", range(4))
+def test_pages_are_written_together_from_any_memory(staging: int, seed: int, device: str) -> None:
+    plain, staged = pair(device, staging)
+    g = torch.Generator().manual_seed(seed)
+    rooms = arena(staged, PAGES)
+    made = [put(rooms, number) for number in range(PAGES)]
+    pages = torch.randperm(PAGES, generator=g)[: PAGES - seed].tolist()
+    records = []
+    slots, others = torch.randperm(PAGES, generator=g)[: len(pages)].tolist(), torch.rand(len(pages), generator=g) < 0.3
+    for slot, outside in zip(slots, others.tolist(), strict=True):
+        content = bytes(torch.randint(0, 256, (staged.page_bytes,), generator=g, dtype=torch.uint8).tolist())
+        made[slot][:] = content
+        records.append(memoryview(bytearray(content)) if outside else made[slot])
+    fence = staged.fence()
+
+    def load() -> None:
+        staged.after(fence)
+        staged.write_pages(pages, records)
+
+    elsewhere(load)
+    plain.write_pages(pages, records)
+    assert same(plain, staged)
+
+
+def test_an_evicted_page_leaves_as_it_was_and_comes_back(device: str) -> None:
+    """Evicted behind a step in flight, its page reserved for a load at once, and the record needed by that load."""
+    plain, staged = pair(device, 40_000)
+    for round_ in range(8):
+        rooms = arena(staged, PAGES)
+        old = [bytearray(plain.page_bytes) for _ in range(PAGES)]
+        order = torch.randperm(PAGES, generator=torch.Generator().manual_seed(round_)).tolist()
+        busy(device, 5)
+        for view in staged.views.values():  # the step in flight writes before it all
+            view.view(torch.uint8).add_(1)
+        for name, view in plain.views.items():
+            view.view(torch.uint8).add_(1)
+            assert view.dtype == staged.views[name].dtype
+        for page in range(PAGES):
+            plain.read_page(page, memoryview(old[page]), 256)
+        held = [put(rooms, page) for page in range(PAGES)]
+        for page in range(PAGES):
+            staged.read_page(page, held[page], 256)
+        fence = staged.fence()
+
+        def load(fence: object = fence, order: list[int] = order, held: list[memoryview] = held) -> None:
+            staged.after(fence)
+            staged.write_pages(order, held)
+
+        elsewhere(load)
+        plain.write_pages(order, [memoryview(each) for each in old])
+        assert same(plain, staged)
+        staged.settle()
+        assert all(room == content for room, content in zip(held, old, strict=True))
+
+
+def test_a_save_is_not_touched_by_what_the_model_does_next(device: str) -> None:
+    plain, staged = pair(device, 1)
+    rooms = arena(staged, PAGES)
+    expected = bytearray(plain.page_bytes)
+    held = [put(rooms, page) for page in range(PAGES)]
+    for page in range(PAGES):
+        staged.read_page(page, held[page], 256)
+        for view in staged.views.values():
+            view.view(torch.uint8)[:, : page + 1] = 0xEE
+    staged.settle()
+    for page in range(PAGES):
+        plain.read_page(page, memoryview(expected), 256)
+        assert held[page] == expected
+
+
+def test_the_rate_of_the_link(device: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """2048 pages of V4-Flash (32 layers) in a load of 256 at a time: at least 60% of a plain pinned copy's rate."""
+    if device != "cuda":
+        pytest.skip("a GPU's size")
+    pages = 2048
+    staged = StateTensors(FLASH, pages, 1, 1, torch.bfloat16, device)
+    rooms = arena(staged, pages)
+    held = [put(rooms, page) for page in range(pages)]
+    for page in range(pages):
+        staged.read_page(page, held[page], 256)
+    staged.settle()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for page in range(pages):
+        staged.read_page(page, held[page], 256)
+    issued = time.perf_counter() - start
+    staged.settle()
+    saved = time.perf_counter() - start
+    targets = torch.randperm(pages, generator=torch.Generator().manual_seed(1)).tolist()
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        for first in range(0, pages, staged.pages_at_once):
+            last = first + staged.pages_at_once
+            staged.write_pages(targets[first:last], held[first:last])
+        times.append(time.perf_counter() - start)
+    total = pages * staged.page_bytes
+    source, target = (
+        torch.empty(total, dtype=torch.uint8, pin_memory=True),
+        torch.empty(total, dtype=torch.uint8, device=device),
+    )
+    target.copy_(source, non_blocking=True)
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    target.copy_(source, non_blocking=True)
+    torch.cuda.synchronize()
+    plain = time.perf_counter() - start
+    with capsys.disabled():
+        print(
+            f"\n{total / 1e9:.2f} GB in {pages} records: plain copy {total / plain / 1e9:.1f} GB/s, "
+            f"loads {total / min(times) / 1e9:.1f} GB/s, saves {total / saved / 1e9:.1f} GB/s "
+            f"(issued in {issued / pages * 1e6:.0f} us a page)"
+        )
+    assert min(times) < plain / 0.6
