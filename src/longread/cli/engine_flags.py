@@ -23,6 +23,7 @@ MEMORY_FLAGS = (
     "dtype",
 )
 SERVING_FLAGS = ("seed", "enable_prefix_caching", "snapshot_interval", "store", "store_size", "slo", "step_target")
+DEVICE_FLAGS = ("device", "kv_cache_dtype", "gpu_memory_utilization", "random_weights", "layers")
 
 
 def add_memory_flags(group: "_ActionsContainer") -> None:
@@ -67,6 +68,29 @@ def add_serving_flags(group: "_ActionsContainer") -> None:
     add_store_flags(group)
 
 
+def add_device_flags(group: "_ActionsContainer") -> None:
+    """What computes, and what is computed where there is no checkpoint."""
+    group.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: a GPU that can")
+    group.add_argument(
+        "--kv-cache-dtype",
+        choices=("auto", "bfloat16", "fp8"),
+        default="auto",
+        help="how cached rows are kept on a GPU; auto: fp8, as DeepSeek's own kernels do",
+    )
+    group.add_argument(
+        "--gpu-memory-utilization", metavar="SHARE", help="share of the GPU's memory to take; default: 0.92"
+    )
+    group.add_argument(
+        "--random-weights",
+        action="store_true",
+        help="draw the weights instead of reading any, to measure times and memory: CHECKPOINT is a public model's "
+        "name (DeepSeek-V4-Flash) or a folder with a config.json; what it answers means nothing",
+    )
+    group.add_argument(
+        "--layers", metavar="N", help="with --random-weights: the first N layers; 1+3: one dense and three MoE layers"
+    )
+
+
 def add_store_flags(group: "_ActionsContainer", required: bool = False) -> None:
     """Where what was read is kept."""
     group.add_argument(
@@ -77,5 +101,8 @@ def add_store_flags(group: "_ActionsContainer", required: bool = False) -> None:
 
 def options_from(args: argparse.Namespace, model: str, served_model_name: str | None = None) -> EngineOptions:
     """The options of whichever flags the command has. Raises ConfigError."""
-    flags = {name: getattr(args, name) for name in MEMORY_FLAGS + SERVING_FLAGS if hasattr(args, name)}
+    names = MEMORY_FLAGS + SERVING_FLAGS
+    if hasattr(args, "random_weights"):  # else a kv_cache_dtype is a planned deployment's
+        names += DEVICE_FLAGS
+    flags = {name: getattr(args, name) for name in names if hasattr(args, name)}
     return from_mapping({"model": model, "served_model_name": served_model_name, **flags})

@@ -14,12 +14,8 @@ _CHUNKS = (
     "--slo and --step-target make them shorter"
 )
 _SHARED_STEPS = f"several prompts are read at once, short ones first; {_CHUNKS.partition(': ')[2]}"
-_SHARE = (
-    "memory is planned part by part, not taken as a share: --kv-cache-memory-bytes is the cache's, and `longread plan` "
-    "shows all of it"
-)
 _BELOW = "--host-cache-size (main memory) and --store (disk) keep what leaves the cache"
-_EAGER = "nothing is compiled or captured at start: every step is eager"
+_EAGER = "decode steps and short chunks are graphs on a GPU, all else is launched step by step: nothing to choose"
 _KERNELS = "each operation has one implementation, compared with a reference; there is none to choose"
 _PARSED = "always on, by the model's family"
 _LOADED = "the checkpoint's folder is read as DeepSeek publishes it (config.json, tokenizer.json, *.safetensors)"
@@ -34,16 +30,15 @@ _LOGS = "warnings go to stderr; requests are not logged: `longread trace` lists 
 # By what there is instead. Names without dashes in front.
 _GROUPS: tuple[tuple[str, str], ...] = (
     (_SPLIT, "tensor-parallel-size tp-size tp pipeline-parallel-size pp-size pp data-parallel-size dp-size dp"),
-    (_SPLIT, "decode-context-parallel-size dcp prefill-context-parallel-size pcp enable-dp-attention device"),
+    (_SPLIT, "decode-context-parallel-size dcp prefill-context-parallel-size pcp enable-dp-attention"),
     (_SPLIT, "enable-expert-parallel expert-parallel-size ep-size ep distributed-executor-backend nnodes node-rank"),
     (_SPLIT, "dist-init-addr disaggregation-mode"),
-    (_SHARE, "gpu-memory-utilization mem-fraction-static"),
+    ("--gpu-memory-utilization", "mem-fraction-static"),
     (_BELOW, "kv-offloading-size kv-transfer-config swap-space enable-hierarchical-cache hicache-ratio hicache-size"),
     (_BELOW, "hicache-storage-backend"),
     ("the weights are in main memory anyway; for the cache: " + _BELOW, "cpu-offload-gb"),
     (_CHUNKS, "enable-chunked-prefill chunked-prefill-size max-prefill-tokens enable-mixed-chunk"),
     (_SHARED_STEPS, "max-num-partial-prefills max-long-partial-prefills long-prefill-token-threshold"),
-    ("the cache has the type of --dtype; there is no smaller one, since it would change answers", "kv-cache-dtype"),
     (f"{_LOADED}, its own quantisation with it; --dtype is the type it is computed in", "quantization q load-format"),
     (_EAGER, "enforce-eager disable-cuda-graph cuda-graph-max-bs compilation-config enable-torch-compile O cc"),
     (_EAGER, "max-cudagraph-capture-size optimization-level performance-mode"),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from longread.cli.checkpoint import BUNDLED, locate
-from longread.cli.engine_flags import add_memory_flags, add_serving_flags, options_from
+from longread.cli.engine_flags import add_device_flags, add_memory_flags, add_serving_flags, options_from
 from longread.cli.limit_flags import add_limit_flags, limits_from
 from longread.cli.parser import Parser, UsageError, shorten, whole
 from longread.cli.peer_options import PEER_OPTIONS
@@ -42,6 +42,7 @@ def add_parser(commands: "_SubParsersAction[Parser]", name: str) -> None:
     engine = parser.add_argument_group("engine")
     add_memory_flags(engine)
     add_serving_flags(engine)
+    add_device_flags(engine)
     engine.add_argument(
         "--step-timeout",
         type=float,
@@ -134,9 +135,8 @@ def run(args: argparse.Namespace) -> int:
 
 def engine_options(args: argparse.Namespace) -> EngineOptions:
     """Raises ConfigError and CheckpointError."""
-    return options_from(
-        args, str(locate(args.checkpoint)), args.served_model_name[0] if args.served_model_name else None
-    )
+    model = args.checkpoint if args.random_weights else str(locate(args.checkpoint))
+    return options_from(args, model, args.served_model_name[0] if args.served_model_name else None)
 
 
 def server_options(args: argparse.Namespace) -> ServerOptions:

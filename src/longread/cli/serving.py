@@ -35,8 +35,11 @@ from longread.server.worker.supervise import Workers
 from longread.spec.config import EngineOptions, ResolvedConfig
 from longread.spec.engine import EngineInfo
 from longread.spec.errors import ConfigError, InvalidRequestError, StoreError
+from longread.spec.model import ModelSpec
+from longread.spec.reduced import random_spec
 from longread.wire.encoding import ChatEncoding, encoding_for
 from longread.wire.encoding.conversation import conversation
+from longread.wire.placeholder import placeholder
 from longread.wire.tokenizer import Tokenizer
 from longread.wire.types import ChatRequest, ChatTemplateKwargs, validate
 
@@ -56,16 +59,18 @@ def serve_checkpoint(
     CheckpointError, and EngineLostError where the engine does not live.
     """
     path = Path(options.model)
-    spec = spec_of(path)
+    spec = random_spec(options.model, options.layers) if options.random_weights else spec_of(path)
     resolved = resolve(options, spec, probe_machine())
-    tokenizer = Tokenizer.open(path, bos_id=spec.bos_id, eos_id=spec.eos_id)
-    tokenizer.check_vocabulary(spec.vocab)
+    tokenizer = _tokenizer(path, spec, options.random_weights)
     encoding, why = encoding_for(
         chat_encoding, spec.family, spec.label, path.resolve().name, has_think=tokenizer.has("<think>")
     )
     defaults = checked_defaults(template_defaults, encoding)
     names = http.served_model_name or (resolved.served_model_name,)
-    _say(f"{spec.label} from {origin(path)}", *config_lines(resolved), f"  chat encoding {encoding.name} ({why})")
+    source = "random weights" if options.random_weights else origin(path)
+    _say(f"{spec.label} from {source}", *config_lines(resolved), f"  chat encoding {encoding.name} ({why})")
+    if options.random_weights:
+        _say("warning: the weights are random: what this server answers means nothing, only its times do")
     listener = bind(http.host, http.port)
     address = url(listener)
     if http.exposed:
@@ -103,6 +108,15 @@ def serve_checkpoint(
             shelf.close()
         if spans is not None:
             spans.close()
+
+
+def _tokenizer(path: Path, spec: ModelSpec, random_weights: bool) -> Tokenizer:
+    """The checkpoint's; a model of random weights without one gets one that spells numbers."""
+    if random_weights and not (path / "tokenizer.json").is_file():
+        return Tokenizer(placeholder(spec.vocab), bos_id=spec.bos_id, eos_id=spec.eos_id)
+    tokenizer = Tokenizer.open(path, bos_id=spec.bos_id, eos_id=spec.eos_id)
+    tokenizer.check_vocabulary(spec.vocab)
+    return tokenizer
 
 
 def reload_limits(admission: Admission, read: Callable[[], Limits]) -> None:

@@ -18,6 +18,7 @@ from longread.server.worker.child import attend
 from longread.spec.config import ResolvedConfig
 from longread.spec.engine import Engine
 from longread.spec.profiler import ProfilerConfig, profiler_config
+from longread.spec.reduced import random_spec
 
 # -P: the folder that the server was started in is nobody's library.
 COMMAND = (sys.executable, "-P", "-m", "longread.cli.worker")
@@ -51,7 +52,8 @@ def load(task: Mapping[str, Any]) -> tuple[Engine, dict[str, JsonValue]]:
     profiler = None if given is None else profiler_config(given)
     path = Path(config.model)
     with loading_bar(f"loading {path.name}") as report:
-        engine = load_resolved(path, spec_of(path), config, report, profiler)
+        spec = random_spec(config.model, config.layers) if config.random_weights else spec_of(path)
+        engine = load_resolved(path, spec, config, report, profiler)
     store = engine.store
     layout = None if store is None or store.layout is None else asdict(store.layout) | {"root": store.layout.root.hex()}
     return engine, {"layout": layout}

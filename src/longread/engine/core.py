@@ -6,10 +6,11 @@ Knows the parts; decides nothing.
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from longread.engine.grammar import GrammarCompiler
+from longread.engine.device_runner import DeviceRunner
 from longread.engine.runner import Runner
 from longread.engine.sampling_state import SamplingState
 from longread.engine.scheduler import Scheduler
@@ -21,6 +22,9 @@ from longread.spec.engine import EngineInfo, SamplingParams
 from longread.spec.errors import InvalidRequestError
 from longread.spec.state import StateGroup
 
+if TYPE_CHECKING:
+    from longread.engine.grammar import GrammarCompiler, GrammarState
+
 
 @dataclass(frozen=True, slots=True)
 class Core:
@@ -31,12 +35,12 @@ class Core:
     """
 
     info: EngineInfo
-    runner: Runner
+    runner: Runner | DeviceRunner
     cache: KVCache
     scheduler: Scheduler
     groups: tuple[StateGroup, ...]
     state: Mapping[str, Tensor]
-    grammars: GrammarCompiler | None
+    grammars: "GrammarCompiler | None"
     snapshot_interval: int
     draws: random.Random
     tiers: Tiers | None = None
@@ -48,7 +52,7 @@ class Core:
 
         On the engine's thread: a missing seed is the next one of the engine's own draws.
         """
-        grammar = None
+        grammar: GrammarState | None = None
         if params.grammar is not None:
             grammar = self._compiler().start(params.grammar, params.grammar_after)
         seed = self.draws.getrandbits(64) if params.seed is None else params.seed
@@ -59,7 +63,7 @@ class Core:
         if params.grammar is not None:
             self._compiler().prepare(params.grammar)
 
-    def _compiler(self) -> GrammarCompiler:
+    def _compiler(self) -> "GrammarCompiler":
         if self.grammars is None:
             raise InvalidRequestError(
                 "structured output needs the checkpoint's tokenizer.json", param="response_format"

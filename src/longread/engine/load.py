@@ -8,14 +8,16 @@ import logging
 import random
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from longread.engine import load_device
 from longread.engine.calibrate import calibrate, warm_up
 from longread.engine.core import Core
+from longread.engine.device_runner import DeviceRunner
 from longread.engine.engine import LocalEngine
-from longread.engine.grammar import GrammarCompiler
 from longread.engine.profile import NamedRunner, ProfiledEngine
 from longread.engine.runner import Model, Runner
 from longread.engine.scheduler import Scheduler
@@ -33,12 +35,17 @@ from longread.plan.resolve import resolve
 from longread.spec.config import EngineOptions, ResolvedConfig
 from longread.spec.config_json import read_config, spec_from_config
 from longread.spec.engine import EngineInfo
-from longread.spec.errors import StoreError
+from longread.spec.errors import ConfigError, StoreError
 from longread.spec.model import ModelSpec
 from longread.spec.profiler import ProfilerConfig
-from longread.spec.state import PAGE_TOKENS, cache_root, state_groups
+from longread.spec.reduced import random_spec
+from longread.spec.state import PAGE_TOKENS, StateGroup, cache_root, pages_for, state_groups
 from longread.spec.step_target import StepTarget
+from longread.weights.fixture import random_weights
 from longread.weights.reader import Checkpoint
+
+if TYPE_CHECKING:
+    from longread.engine.grammar import GrammarCompiler
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +57,10 @@ Progress = Callable[[int, int], None]  # (bytes read, bytes to read)
 def load_engine(options: EngineOptions, progress: Progress | None = None) -> LocalEngine:
     """Load a checkpoint and make an engine. Raises ConfigError, CheckpointError (each before any weight is read)."""
     path = Path(options.model)
-    spec = spec_from_config(read_config(path), label=path.resolve().name)
+    if options.random_weights:
+        spec = random_spec(options.model, options.layers)
+    else:
+        spec = spec_from_config(read_config(path), label=path.resolve().name)
     return load_resolved(path, spec, resolve(options, spec, probe_machine()), progress)
 
 
@@ -62,14 +72,19 @@ def load_resolved(
     profiler: ProfilerConfig | None = None,
 ) -> LocalEngine:
     """The same for a caller that has already resolved the options. ``profiler``: its steps can be profiled."""
+    if config.device == "cuda" and profiler is not None:
+        raise ConfigError("the profiler looks at steps on a CPU; leave out --profiler-config, or use device=cpu")
     name_ops(profiler is not None)
-    checkpoint = Checkpoint.open(path)
-    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
-    model = _model(spec, checkpoint.load(spec, dtype, progress), dtype)
-    groups = state_groups(spec)
-    store = StateTensors(groups, config.num_pages, config.num_slots, config.num_snapshots, dtype)
+    groups = state_groups(spec, config.kv_cache)
+    loaded = (
+        _on_gpu(path, spec, config, groups, progress)
+        if config.device == "cuda"
+        else _on_cpu(path, spec, config, groups, progress, profiler is not None)
+    )
+    store = loaded.store
     # The fingerprint, not the folder's name: a copy of the model shares its cache identity, a fine-tune does not.
-    root = cache_root(dataclasses.replace(spec, label=""), checkpoint.fingerprint, config.dtype)
+    kind = config.dtype if config.device == "cpu" else f"{config.dtype} on {config.device}"
+    root = cache_root(dataclasses.replace(spec, label=""), loaded.identity, kind, config.kv_cache)
     cache = KVCache(
         groups,
         root,
@@ -82,13 +97,12 @@ def load_resolved(
     disk = _open_store(spec, config, root, store)
     tiers = _tiers(config, cache, store, disk)
     tokenizer = path / "tokenizer.json"
-    allocated = _tensor_bytes(model) + store.nbytes + (tiers.host.nbytes if tiers is not None else 0)
-    warm_up(model, store.views, config.num_slots)
+    allocated = loaded.allocated() + (tiers.host.nbytes if tiers is not None else 0)
     calibration = calibrate(
-        model,
+        loaded.measured,
         store.views,
         num_slots=config.num_slots,
-        num_pages=config.num_pages,
+        num_pages=min(config.num_pages, pages_for(config.max_model_len)),
         max_num_batched_tokens=config.max_num_batched_tokens,
         seconds=min(CALIBRATED_SECONDS, config.memory.weights / CALIBRATED_BYTES),
     )
@@ -104,12 +118,12 @@ def load_resolved(
     )
     core = Core(
         info=_info(spec, config, allocated, root, target),
-        runner=(Runner if profiler is None else NamedRunner)(model, store.views),
+        runner=loaded.runner,
         cache=cache,
         scheduler=scheduler,
         groups=groups,
         state=store.views,
-        grammars=GrammarCompiler(tokenizer, spec.vocab, spec.eos_id) if tokenizer.is_file() else None,
+        grammars=_grammars(tokenizer, spec),
         snapshot_interval=config.snapshot_interval,
         draws=random.Random(config.seed),
         tiers=tiers,
@@ -117,6 +131,78 @@ def load_resolved(
         costs=calibration.costs,
     )
     return LocalEngine(core) if profiler is None else ProfiledEngine(core, spec, config.dtype, profiler)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Loaded:
+    """A model on its device. ``measured``: how calibration runs steps; ``identity``: of its weights, for the cache;
+    ``allocated``: bytes of weights and cache.
+    """
+
+    runner: Runner | DeviceRunner
+    measured: Model
+    store: StateTensors
+    identity: str
+    allocated: Callable[[], int]
+
+
+def _on_cpu(
+    path: Path,
+    spec: ModelSpec,
+    config: ResolvedConfig,
+    groups: tuple[StateGroup, ...],
+    progress: Progress | None,
+    named: bool,
+) -> _Loaded:
+    dtype = load_device.DTYPES[config.dtype]
+    if config.random_weights:
+        identity = drawn_identity(config.seed)
+        weights: Mapping[str, Tensor] = random_weights(spec, config.seed)
+    else:
+        checkpoint = Checkpoint.open(path)
+        weights, identity = checkpoint.load(spec, dtype, progress), checkpoint.fingerprint
+    model = _model(spec, weights, dtype)
+    store = StateTensors(groups, config.num_pages, config.num_slots, config.num_snapshots, dtype)
+    warm_up(model, store.views, config.num_slots)
+    runner = (NamedRunner if named else Runner)(model, store.views)
+    return _Loaded(runner, model, store, identity, lambda: _tensor_bytes(model) + store.nbytes)
+
+
+def _on_gpu(
+    path: Path, spec: ModelSpec, config: ResolvedConfig, groups: tuple[StateGroup, ...], progress: Progress | None
+) -> _Loaded:
+    device = load_device.cuda_device()
+    checkpoint = None if config.random_weights else Checkpoint.open(path)
+    model = load_device.native_model(spec, config, checkpoint, device, progress)
+    pools = config.num_pages, config.num_slots, config.num_snapshots
+    store = StateTensors(groups, *pools, load_device.DTYPES[config.dtype], device)
+    runner = load_device.device_runner(model, store, config, spec, device)
+    measured = load_device.prepare(runner, config.memory, device)
+    identity = drawn_identity(config.seed) if checkpoint is None else checkpoint.fingerprint
+    return _Loaded(
+        runner,
+        measured,
+        store,
+        identity,
+        lambda: load_device.allocated_bytes(device, _tensor_bytes(model) + store.nbytes),
+    )
+
+
+def drawn_identity(seed: int) -> str:
+    """Of random weights: what they computed is never taken for a checkpoint's."""
+    return f"random weights {seed}"
+
+
+def _grammars(tokenizer: Path, spec: ModelSpec) -> "GrammarCompiler | None":
+    """Loads the grammar library, where there is a vocabulary for it."""
+    if not tokenizer.is_file():
+        return None
+    try:
+        from longread.engine.grammar import GrammarCompiler
+    except ModuleNotFoundError as error:
+        log.warning("structured output is refused: %s (it is one of Longread's requirements)", error)
+        return None
+    return GrammarCompiler(tokenizer, spec.vocab, spec.eos_id)
 
 
 def _open_store(spec: ModelSpec, config: ResolvedConfig, root: bytes, tensors: StateTensors) -> DiskStore | None:

@@ -46,7 +46,7 @@ def sample(logits: Tensor, rows: Sequence[SamplingState]) -> list[Sample]:
     tokens = greedy.tolist()
     for i, peak in enumerate(peaks.tolist()):
         if not -float("inf") < peak < float("inf"):
-            errors.setdefault(i, _no_choice(peak))
+            errors.setdefault(i, no_choice(peak))
     random = [i for i, row in enumerate(rows) if not row.greedy and i not in errors]
     if random:
         part = logits if len(random) == len(rows) else logits[random]
@@ -61,7 +61,8 @@ def sample(logits: Tensor, rows: Sequence[SamplingState]) -> list[Sample]:
     ]
 
 
-def _no_choice(peak: float) -> str:
+def no_choice(peak: float) -> str:
+    """Why a row whose largest logit is no number gets no token."""
     if peak == -float("inf"):
         return "no token is left to choose: grammar, min_tokens and logit_bias exclude each other"
     return f"the model's logits are not finite (largest: {peak})"

@@ -5,12 +5,15 @@ it is. Knows tensors of one row; must not know batches, sequences or events.
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from longread.engine.grammar import GrammarState
 from longread.spec.engine import SamplingParams
+
+if TYPE_CHECKING:
+    from longread.engine.grammar import GrammarState
 
 GREEDY_BELOW = 1e-5  # temperatures below are greedy, as in vLLM: dividing by them would overflow
 
@@ -58,7 +61,7 @@ class SamplingState:
     """One row of the sampler. ``end_ids``: int64, what min_tokens forbids; ``bias_ids``/``bias_values``: logit_bias."""
 
     def __init__(
-        self, params: SamplingParams, prompt: Sequence[int], eos_id: int, seed: int, grammar: GrammarState | None
+        self, params: SamplingParams, prompt: Sequence[int], eos_id: int, seed: int, grammar: "GrammarState | None"
     ):
         self.params = params
         self.seed = seed % 2**64

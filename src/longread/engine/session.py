@@ -181,7 +181,7 @@ class Session:
                 timeline.advance(self._cache, length)
                 if self._core.tiers is not None:
                     self._core.tiers.work()
-            self._logits = logits[0]
+            self._logits = logits[0].clone()  # the runner's own are overwritten by the next step
         except BaseException as error:
             # The ring state may be half written, an interrupt included: only starting again from the cache is safe.
             self._reset(keep_tail=False)

@@ -49,14 +49,14 @@ def save(
 
     def parts() -> Iterator[tuple[str, Tensor]]:
         yield "tokens", torch.frombuffer(lease.tokens, dtype=torch.int32).to(torch.int64)
-        yield "logits", logits.contiguous()
+        yield "logits", logits.cpu().contiguous()
         pages = lease.pages[: pages_for(len(lease.tokens))]
         for group in groups:
             tensor = state[group.name]
             if group.kind == "rows":
-                yield f"rows.{group.name}", tensor[:, pages]
+                yield f"rows.{group.name}", tensor[:, pages].cpu()
             else:
-                yield f"ring.{group.name}", tensor[:, lease.slot].contiguous()
+                yield f"ring.{group.name}", tensor[:, lease.slot].contiguous().cpu()
 
     digest = hashlib.blake2b(digest_size=16)
     entries: list[tuple[str, str, tuple[int, ...]]] = []
@@ -122,7 +122,8 @@ def restore(saved: SavedSession, lease: Lease, groups: Groups, state: State) -> 
     pages = lease.pages[: pages_for(len(saved.tokens))]
     for group in groups:
         if group.kind == "rows":
-            state[group.name][:, pages] = saved.state[f"rows.{group.name}"]
+            rows = state[group.name]
+            rows[:, pages] = saved.state[f"rows.{group.name}"].to(rows.device)
         else:
             state[group.name][:, lease.slot] = saved.state[f"ring.{group.name}"]
 

@@ -3,8 +3,11 @@
 Only reads the operating system; decides nothing. Reading happens when ``probe_machine`` is called, never at import.
 """
 
+import importlib.metadata
+import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -19,6 +22,58 @@ class Machine:
     total_bytes: int
     available_bytes: int
     limited_by: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """The one GPU that an engine would use. Memory in bytes; ``free_bytes``: no process has it. ``capability``: CUDA's
+    compute capability.
+    """
+
+    name: str
+    total_bytes: int
+    free_bytes: int
+    capability: tuple[int, int]
+
+
+def probe_gpu(visible: str | None = None) -> Gpu | str:
+    """The first GPU that CUDA would show to a process (``visible``: CUDA_VISIBLE_DEVICES), or why there is none."""
+    first = os.environ.get("CUDA_VISIBLE_DEVICES") if visible is None else visible
+    if first is not None and first.split(",")[0].strip() in ("", "-1"):
+        return "CUDA_VISIBLE_DEVICES hides all GPUs"
+    built = _torch_version()
+    if built.endswith("+cpu"):
+        return f"torch {built} is built without CUDA"
+    import pynvml  # only a process that looks for a GPU needs it
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return f"the NVIDIA driver does not answer ({error})"
+    try:
+        return _first_gpu(pynvml, first)
+    except pynvml.NVMLError as error:
+        return f"the GPU cannot be read ({error})"
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _first_gpu(nvml: Any, visible: str | None) -> Gpu | str:
+    if not nvml.nvmlDeviceGetCount():
+        return "the NVIDIA driver shows no GPU"
+    first = (visible or "0").split(",")[0].strip()
+    handle = nvml.nvmlDeviceGetHandleByIndex(int(first)) if first.isdigit() else nvml.nvmlDeviceGetHandleByUUID(first)
+    name, memory = nvml.nvmlDeviceGetName(handle), nvml.nvmlDeviceGetMemoryInfo(handle)
+    major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+    return Gpu(name.decode() if isinstance(name, bytes) else name, int(memory.total), int(memory.free), (major, minor))
+
+
+def _torch_version() -> str:
+    """Without importing it: a server's own process never does."""
+    try:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return "none+cpu"
 
 
 def probe_machine(cgroups: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> Machine:

@@ -63,8 +63,13 @@ def memory_plan(
         logits=3 * num_slots * spec.vocab * 4,
         runtime=RUNTIME_BYTES + (0 if dtype == "float32" else COMPILED_BYTES),
         host_cache=host_cache_bytes(page, slot, host_cache_size),
-        store_buffers=max(STORE_QUEUE_BYTES, page + slot) + page + slot if store else 0,
+        store_buffers=store_buffer_bytes(page, slot) if store else 0,
     )
+
+
+def store_buffer_bytes(page: int, slot: int) -> int:
+    """The write queue, and staging for one record of each kind."""
+    return max(STORE_QUEUE_BYTES, page + slot) + page + slot
 
 
 def host_cache_bytes(page: int, slot: int, size: int) -> int:

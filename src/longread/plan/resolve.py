@@ -9,17 +9,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from longread.plan.machine import Machine
-from longread.plan.memory import memory_plan, page_bytes, slot_bytes
+from longread.plan.device_memory import choose_device, device_plan, group_bytes, require_device_fit
+from longread.plan.machine import Gpu, Machine, probe_gpu
+from longread.plan.memory import host_cache_bytes, memory_plan, page_bytes, slot_bytes, store_buffer_bytes
 from longread.spec.config import Choice, ComputeDtype, EngineOptions, MemoryPlan, ResolvedConfig, Slo
 from longread.spec.config_json import require_runnable
 from longread.spec.errors import ConfigError
 from longread.spec.loaded import loaded_bytes
 from longread.spec.model import ModelSpec
-from longread.spec.state import PAGE_TOKENS, pages_for
+from longread.spec.state import PAGE_TOKENS, CacheKind, pages_for
 
 DEFAULT_MAX_NUM_SEQS = 16
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
+DEVICE_MAX_NUM_SEQS = 64
+DEVICE_MAX_NUM_BATCHED_TOKENS = 8192
+GPU_SHARE = 0.92  # of a GPU's memory, as vLLM's gpu_memory_utilization
 DEFAULT_KV_BYTES = 4 * 2**30  # on a CPU that other programs share; documents that need more ask for it
 DEFAULT_STORE_BYTES = 20 * 2**30
 SNAPSHOTS_PER_SEQ = 6  # three page ends, prompt end, turn end, and an interval mark of a long document
@@ -52,10 +56,21 @@ class _Pools:
     enough: bool = False
 
 
-def resolve(options: EngineOptions, spec: ModelSpec, machine: Machine) -> ResolvedConfig:
-    """Decide everything. Raises ``ConfigError`` or ``UnsupportedModelError``; allocates nothing."""
+def resolve(options: EngineOptions, spec: ModelSpec, machine: Machine, gpu: Gpu | str | None = None) -> ResolvedConfig:
+    """Decide everything. Raises ``ConfigError`` or ``UnsupportedModelError``; allocates nothing. ``gpu``: as
+    ``probe_gpu`` found it, None: it is looked for where it matters.
+    """
     require_runnable(spec)
+    _check_drawn(options)
+    if gpu is None:
+        gpu = "" if options.device == "cpu" else probe_gpu()
+    where = choose_device(options, spec, gpu)
     choices = _Choices()
+    if options.device == "auto" and where.reason is not None:
+        choices.note("device", where.device, where.reason)
+    if where.device == "cuda":
+        assert isinstance(gpu, Gpu)
+        return _resolve_device(options, spec, machine, gpu, choices)
     dtype = _dtype(options, spec, choices)
     seqs, batched = _batch(options, choices)
     weights = loaded_bytes(spec, dtype)
@@ -80,7 +95,8 @@ def resolve(options: EngineOptions, spec: ModelSpec, machine: Machine) -> Resolv
     _check_model_len(options, spec)
     _require_fit(plan(_Pools(1, 0)), machine, "even with one page of cache")
     budget = _kv_budget(options, spec, machine, plan(_Pools(0, 0)))
-    pools = _pools(options, spec, dtype, seqs, budget, choices)
+    sizes = page_bytes(spec, dtype), slot_bytes(spec, dtype)
+    pools = _pools(options, spec, sizes, seqs, budget, choices)
     final = plan(pools)
     if budget is not None and budget.reason is not None:
         unused = f"twice {seqs} sequences of full length, more is never used; within " if pools.enough else ""
@@ -107,7 +123,107 @@ def resolve(options: EngineOptions, spec: ModelSpec, machine: Machine) -> Resolv
         host_cache_size=host,
         slo=options.slo,
         step_target=target,
+        random_weights=options.random_weights,
+        layers=options.layers,
     )
+
+
+def _resolve_device(
+    options: EngineOptions, spec: ModelSpec, machine: Machine, gpu: Gpu, choices: _Choices
+) -> ResolvedConfig:
+    """The same for a GPU: what it holds goes to weights, one step, and all the rest to the cache."""
+    cache: CacheKind = "model" if options.kv_cache_dtype == "bfloat16" else "fp8"
+    if options.dtype == "auto":
+        choices.note("dtype", "bfloat16", "of activations; weights are kept and multiplied as they are stored")
+    if options.kv_cache_dtype == "auto":
+        choices.note("kv_cache_dtype", "fp8", "as DeepSeek's own kernels keep it: half the bytes, and half the reads")
+    seqs, batched = _device_batch(options, choices)
+    store_size, host = _tiers(options, choices)
+    target = _step_target(options, choices)
+    _check_model_len(options, spec)
+    page, slot = group_bytes(spec, cache)
+    buffers = store_buffer_bytes(page, slot) if options.store is not None else 0
+    host_bytes = host_cache_bytes(page, slot, host)
+
+    def plan(pools: _Pools) -> MemoryPlan:
+        return device_plan(
+            spec,
+            cache=cache,
+            num_pages=pools.pages,
+            num_slots=seqs,
+            num_snapshots=pools.snapshots,
+            max_num_batched_tokens=batched,
+            max_model_len=options.max_model_len or spec.max_position,
+            host_cache=host_bytes,
+            store_buffers=buffers,
+        )
+
+    share = options.gpu_memory_utilization or GPU_SHARE
+    limit = min(int(share * gpu.total_bytes), gpu.free_bytes)
+    require_device_fit(plan(_Pools(1, 0)), gpu, share, "even with one page of cache")
+    budget = _given_budget(options, plan(_Pools(0, 0)))
+    if budget is None and options.num_gpu_blocks_override is None:
+        left = max(limit - plan(_Pools(0, 0)).on_device, 0)
+        budget = _Budget(left, f"what gpu_memory_utilization={share:g} of {gpu.name} leaves beside weights and a step")
+    pools = _pools(options, spec, (page, slot), seqs, budget, choices)
+    final = plan(pools)
+    if budget is not None and budget.reason is not None:
+        unused = f"twice {seqs} sequences of full length, more is never used; within " if pools.enough else ""
+        choices.note("kv_cache_memory_bytes", _size(final.kv_cache), unused + budget.reason)
+    require_device_fit(final, gpu, share, "with the cache asked for")
+    if host_bytes + buffers > machine.available_bytes:
+        raise ConfigError(
+            f"host_cache_size and the store's buffers take {_size(host_bytes + buffers)} of main memory, but "
+            f"{_size(machine.available_bytes)} are available; lower host_cache_size"
+        )
+    return ResolvedConfig(
+        model=options.model,
+        served_model_name=_served_name(options, choices),
+        dtype="bfloat16",
+        max_model_len=_model_len(options, spec, pools, choices),
+        max_num_seqs=seqs,
+        max_num_batched_tokens=batched,
+        num_pages=pools.pages,
+        num_slots=seqs,
+        num_snapshots=pools.snapshots,
+        enable_prefix_caching=options.enable_prefix_caching,
+        snapshot_interval=_snapshot_interval(options),
+        seed=options.seed,
+        memory=final,
+        choices=tuple(choices.made),
+        store=options.store,
+        store_size=store_size,
+        host_cache_size=host,
+        slo=options.slo,
+        step_target=target,
+        device="cuda",
+        kv_cache=cache,
+        random_weights=options.random_weights,
+        layers=options.layers,
+    )
+
+
+def _check_drawn(options: EngineOptions) -> None:
+    if options.layers is not None and not options.random_weights:
+        raise ConfigError(
+            f"layers={options.layers} needs random_weights: a checkpoint runs whole, with all of its layers"
+        )
+
+
+def _device_batch(options: EngineOptions, choices: _Choices) -> tuple[int, int]:
+    seqs, batched = options.max_num_seqs, options.max_num_batched_tokens
+    if seqs is None:
+        seqs = min(DEVICE_MAX_NUM_SEQS, batched or DEVICE_MAX_NUM_SEQS)
+        choices.note("max_num_seqs", seqs, "decoding rows share what is read of the weights; each takes a slot")
+    if batched is None:
+        batched = max(DEVICE_MAX_NUM_BATCHED_TOKENS, seqs)
+        reason = (
+            "each of 256 experts gets 192 of its tokens, enough to multiply rather than to wait for weights; twice "
+            "as many would double a step's buffers"
+        )
+        choices.note("max_num_batched_tokens", batched, reason)
+    _check_batch(seqs, batched)
+    return seqs, batched
 
 
 def _step_target(options: EngineOptions, choices: _Choices) -> float | Literal["auto"] | None:
@@ -167,12 +283,16 @@ def _batch(options: EngineOptions, choices: _Choices) -> tuple[int, int]:
         choices.note(
             "max_num_batched_tokens", batched, "large enough to fill a CPU, small enough to let others in between"
         )
+    _check_batch(seqs, batched)
+    return seqs, batched
+
+
+def _check_batch(seqs: int, batched: int) -> None:
     if batched < seqs:
         raise ConfigError(
             f"max_num_batched_tokens={batched} is below max_num_seqs={seqs}: a step must hold one token a sequence; "
             f"raise the first or lower the second"
         )
-    return seqs, batched
 
 
 def _check_model_len(options: EngineOptions, spec: ModelSpec) -> None:
@@ -185,17 +305,9 @@ def _check_model_len(options: EngineOptions, spec: ModelSpec) -> None:
 
 def _kv_budget(options: EngineOptions, spec: ModelSpec, machine: Machine, fixed: MemoryPlan) -> _Budget | None:
     """What the cache may take; ``fixed`` contains the slots. None: the page count is given."""
-    if options.num_gpu_blocks_override is not None:
-        if options.kv_cache_memory_bytes is not None:
-            raise ConfigError("give num_gpu_blocks_override or kv_cache_memory_bytes, not both")
-        return None
-    if options.kv_cache_memory_bytes is not None:
-        if options.kv_cache_memory_bytes <= fixed.kv_slots:
-            raise ConfigError(
-                f"kv_cache_memory_bytes={_size(options.kv_cache_memory_bytes)} does not hold the rings of max_num_seqs "
-                f"sequences ({_size(fixed.kv_slots)}); raise it or lower max_num_seqs"
-            )
-        return _Budget(options.kv_cache_memory_bytes - fixed.kv_slots)
+    given = _given_budget(options, fixed)
+    if given is not None or options.num_gpu_blocks_override is not None:
+        return given
     left = max(int(machine.available_bytes * HEADROOM) - fixed.total, 0)
     if left >= DEFAULT_KV_BYTES:
         return _Budget(
@@ -206,10 +318,30 @@ def _kv_budget(options: EngineOptions, spec: ModelSpec, machine: Machine, fixed:
     )
 
 
+def _given_budget(options: EngineOptions, fixed: MemoryPlan) -> _Budget | None:
+    """What the user gives the cache in bytes; ``fixed`` contains the slots."""
+    if options.kv_cache_memory_bytes is None:
+        return None
+    if options.num_gpu_blocks_override is not None:
+        raise ConfigError("give num_gpu_blocks_override or kv_cache_memory_bytes, not both")
+    if options.kv_cache_memory_bytes <= fixed.kv_slots:
+        raise ConfigError(
+            f"kv_cache_memory_bytes={_size(options.kv_cache_memory_bytes)} does not hold the rings of max_num_seqs "
+            f"sequences ({_size(fixed.kv_slots)}); raise it or lower max_num_seqs"
+        )
+    return _Budget(options.kv_cache_memory_bytes - fixed.kv_slots)
+
+
 def _pools(
-    options: EngineOptions, spec: ModelSpec, dtype: str, seqs: int, budget: _Budget | None, choices: _Choices
+    options: EngineOptions,
+    spec: ModelSpec,
+    sizes: tuple[int, int],
+    seqs: int,
+    budget: _Budget | None,
+    choices: _Choices,
 ) -> _Pools:
-    page, slot = page_bytes(spec, dtype), slot_bytes(spec, dtype)
+    """``sizes``: bytes of a page and of a slot."""
+    page, slot = sizes
     # MLA has no rings: nothing has to be saved to resume at a page end.
     wanted = SNAPSHOTS_PER_SEQ * seqs if options.enable_prefix_caching and slot else 0
     if budget is None:

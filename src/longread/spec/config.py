@@ -9,12 +9,15 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
-from typing import Literal, cast
+from typing import Literal
 
 from longread.spec.errors import ConfigError
+from longread.spec.state import CacheKind
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 ComputeDtype = Literal["float32", "bfloat16"]
+DeviceChoice = Literal["auto", "cpu", "cuda"]
+KVCacheDtype = Literal["auto", "bfloat16", "fp8"]
 
 _BYTE_UNITS = {"": 1, "B": 1} | {
     f"{letter}{suffix}": base**power
@@ -63,7 +66,10 @@ class EngineOptions:
     store: folder of the disk store (None: none), store_size: bytes it may take. host_cache_size: bytes of main memory
     for what is evicted from the device. slo: targets that the schedule keeps its steps within ("ttft=2s,tpot=50ms").
     step_target: seconds that a step may take where slo says nothing shorter (None: any; "auto": chosen by what steps
-    are measured at when the engine starts).
+    are measured at when the engine starts). device: what computes. kv_cache_dtype: how cached rows are kept (fp8:
+    packed as DeepSeek keeps them). gpu_memory_utilization: share of the device's memory that the engine may take.
+    random_weights: ``model`` is a public model's name, or a folder with a config.json, and its weights are drawn; its
+    answers mean nothing. layers: with random_weights, fewer of them ("32", or "1+3": dense and MoE ones).
     """
 
     model: str
@@ -82,6 +88,11 @@ class EngineOptions:
     host_cache_size: int | None = None
     slo: Slo | None = None
     step_target: float | Literal["auto"] | None = None
+    device: DeviceChoice = "auto"
+    kv_cache_dtype: KVCacheDtype = "auto"
+    gpu_memory_utilization: float | None = None
+    random_weights: bool = False
+    layers: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +108,8 @@ class Choice:
 class MemoryPlan:
     """Bytes by part. ``weights`` to ``snapshots`` are allocated when the engine starts, and so is ``host_cache``;
     ``workspace`` and ``logits`` come and go with a step; ``runtime`` is the program itself; ``store_buffers`` are the
-    copies that wait for the disk.
+    copies that wait for the disk. On a GPU all but ``host_cache`` and ``store_buffers`` lie in its memory, and
+    ``runtime`` is what CUDA and its graphs take there.
     """
 
     weights: int
@@ -118,6 +130,16 @@ class MemoryPlan:
     def allocated(self) -> int:
         """What is there before the first request."""
         return self.weights + self.kv_cache + self.host_cache
+
+    @property
+    def on_device(self) -> int:
+        """On a GPU: what lies in its memory at most."""
+        return self.device_peak + self.runtime
+
+    @property
+    def device_peak(self) -> int:
+        """On a GPU: the most that torch's allocator hands out at a time (``torch.cuda.max_memory_allocated``)."""
+        return self.weights + self.kv_cache + self.workspace + self.logits
 
     @property
     def total(self) -> int:
@@ -150,6 +172,10 @@ class ResolvedConfig:
     host_cache_size: int = 0
     slo: Slo | None = None
     step_target: float | Literal["auto"] | None = None
+    device: Literal["cpu", "cuda"] = "cpu"
+    kv_cache: CacheKind = "model"
+    random_weights: bool = False
+    layers: str | None = None
 
 
 def from_mapping(values: Mapping[str, object]) -> EngineOptions:
@@ -229,11 +255,25 @@ def _text(name: str, value: object) -> str:
     return value
 
 
-def _dtype(name: str, value: object) -> Dtype:
-    known = ("auto", "float32", "bfloat16")
-    if value not in known:
-        raise ConfigError(f"{name}: {str(value)[:64]!r} is not supported; known: {', '.join(known)}")
-    return cast(Dtype, value)
+def _one_of(*known: str) -> Callable[[str, object], object]:
+    def read(name: str, value: object) -> object:
+        if value not in known:
+            raise ConfigError(f"{name}: {str(value)[:64]!r} is not supported; known: {', '.join(known)}")
+        return value
+
+    return read
+
+
+def _share(name: str, value: object) -> float:
+    if isinstance(value, str):
+        text = value[:64]
+        try:
+            value = float(text)
+        except ValueError:
+            raise ConfigError(f"{name}: {text!r} is no number; write a share such as 0.92") from None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+        raise ConfigError(f"{name}: must be above 0 and at most 1, not {str(value)[:64]}")
+    return float(value)
 
 
 def _slo(name: str, value: object) -> Slo:
@@ -270,7 +310,7 @@ def _flag(name: str, value: object) -> bool:
 _READERS: dict[str, Callable[[str, object], object]] = {
     "model": _text,
     "served_model_name": _auto(_text),
-    "dtype": _dtype,
+    "dtype": _one_of("auto", "float32", "bfloat16"),
     "max_model_len": _auto(_count(1)),
     "max_num_seqs": _auto(_count(1)),
     "max_num_batched_tokens": _auto(_count(1)),
@@ -284,4 +324,9 @@ _READERS: dict[str, Callable[[str, object], object]] = {
     "host_cache_size": _auto(_count(0, parse_bytes)),
     "slo": _auto(_slo),
     "step_target": step_target,
+    "device": _one_of("auto", "cpu", "cuda"),
+    "kv_cache_dtype": _one_of("auto", "bfloat16", "fp8"),
+    "gpu_memory_utilization": _auto(_share),
+    "random_weights": _flag,
+    "layers": _auto(_text),
 }

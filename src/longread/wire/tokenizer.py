@@ -25,7 +25,7 @@ def _byte_of_char() -> dict[str, int]:
     return {chr(b): b for b in plain} | {chr(0x100 + i): b for i, b in enumerate(rest)}
 
 
-_BYTES: Mapping[str, int] = _byte_of_char()
+BYTES: Mapping[str, int] = _byte_of_char()
 
 
 def _read(path: Path) -> bytes | None:
@@ -87,7 +87,7 @@ def _longest_token(parsed: Mapping[str, Any]) -> int | None:
         return None
     if any(token.get("lstrip") or token.get("rstrip") for token in parsed["added_tokens"]):
         return None
-    letters = frozenset(_BYTES)  # one a byte
+    letters = frozenset(BYTES)  # one a byte
     sizes = [len(token) if letters.issuperset(token) else len(token.encode()) for token in parsed["model"]["vocab"]]
     return max([1, *sizes, *(len(token["content"].encode()) for token in parsed["added_tokens"])])
 
@@ -235,8 +235,8 @@ class Tokenizer:
             return b"" if skip_special and token_id in self._hidden else content.encode()
         known = self._plain.get(token_id)
         if known is None and (token := self._marked.id_to_token(token_id)) is not None:
-            mapped = all(char in _BYTES for char in token)
-            known = self._plain[token_id] = bytes(map(_BYTES.__getitem__, token)) if mapped else token.encode()
+            mapped = all(char in BYTES for char in token)
+            known = self._plain[token_id] = bytes(map(BYTES.__getitem__, token)) if mapped else token.encode()
         return known or b""
 
     def token_text(self, token_id: int) -> str:

@@ -75,10 +75,10 @@ def test_a_small_model_takes_its_own_limits() -> None:
 
 
 def test_every_open_value_has_a_reason_and_no_given_one() -> None:
-    open_names = {"dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes"}
+    open_names = {"device", "dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes"}
     chosen = {c.option for c in resolve(EngineOptions(model="m"), TINY_V4, LAPTOP).choices}
     assert open_names | {"num_pages", "num_snapshots", "served_model_name"} == chosen
-    given_ = EngineOptions("m", "n", "bfloat16", 1024, 2, 64, GIB)
+    given_ = EngineOptions("m", "n", "bfloat16", 1024, 2, 64, GIB, device="cpu")
     config = resolve(given_, TINY_V4, LAPTOP)
     assert {c.option for c in config.choices} == {"num_pages", "num_snapshots"}
     assert (config.dtype, config.max_model_len, config.num_slots) == ("bfloat16", 1024, 2)

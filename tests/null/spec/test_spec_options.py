@@ -26,6 +26,11 @@ ALL = {
     "host_cache_size": "0",
     "slo": "ttft=2s,tpot=50ms",
     "step_target": "250ms",
+    "device": "cuda",
+    "kv_cache_dtype": "fp8",
+    "gpu_memory_utilization": "0.9",
+    "random_weights": True,
+    "layers": "1+3",
 }
 
 
@@ -37,6 +42,8 @@ def test_every_option_can_be_given() -> None:
     assert options.enable_prefix_caching is False and options.dtype == "bfloat16"
     assert options.slo == Slo(ttft=2.0, tpot=0.05)
     assert options.step_target == 0.25
+    assert (options.device, options.kv_cache_dtype, options.layers) == ("cuda", "fp8", "1+3")
+    assert options.gpu_memory_utilization == 0.9 and options.random_weights
 
 
 def test_defaults_leave_choices_open() -> None:

@@ -1,0 +1,361 @@
+"""Runs a native model on a device: decode and short chunks as captured graphs, long chunks launch by launch.
+
+Knows tensors, buckets and the model's launches; must not know requests, queues or pages' owners. Everything a graph
+reads lies at a fixed place (staged inputs, page tables, state); nothing waits for the device but ``Choosing.result``,
+and the end of a step that read a prompt.
+
+Buckets. A batch of decoding rows is padded to a power of two, a chunk to sizes that lie at most a quarter apart; what
+is told of the context (``bound``) to one of a few lengths, so that short contexts do not pay the grids of long ones.
+All of them run once before the engine is ready: no kernel is compiled, and no graph captured, while it serves.
+"""
+
+import logging
+import time
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from longread.engine.batch import Batch
+from longread.engine.device_sampler import Choosing, DeviceSampler
+from longread.engine.page_tables import PageTables
+from longread.engine.sampler import Sample
+from longread.engine.sampling_state import SamplingState
+from longread.engine.staging import Staging
+from longread.kernels.places import Chunk, Rows
+from longread.models.inputs import StepInputs
+from longread.spec.batch import Segment
+from longread.spec.state import PAGE_TOKENS, pages_for
+
+log = logging.getLogger(__name__)
+
+GRAPH_CHUNKS = (16, 32, 64, 128, 256, 512)  # tokens of the chunks that have graphs: suffixes, and ends of prompts
+GRAPH_BOUNDS = (2048, 8192, 32768, 131072, 524288)  # and the longest context: what graphs are told of contexts
+EAGER_STEP = 2048  # tokens; up to EAGER_EVEN a long chunk's bound is a multiple, beyond an eighth of a power of two
+EAGER_EVEN = 16384
+TOLD_SECONDS = 2.0
+State = Mapping[str, Tensor]
+Progress = Callable[[str, int, int], None]  # what is prepared, how many are, of how many
+
+
+class DeviceModel(Protocol):
+    """What is needed of a native model (models/native_v4.py)."""
+
+    def rows(self, token_ids: Tensor, where: Rows, state: State) -> Tensor: ...
+
+    def chunk(self, token_ids: Tensor, where: Chunk, state: State, last: bool) -> Tensor | None: ...
+
+    def chunk_layers(
+        self, token_ids: Tensor, where: Chunk, state: State, last: bool | Tensor
+    ) -> Generator[None, None, Tensor | None]: ...
+
+    def keep(self, slot: int, ring: int, state: State) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What steps are bounded by: sequences at a time, tokens of a step, tokens of a sequence; ids in the vocabulary."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    vocab: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Part of a chunk that ends where ring states are kept (``saves``: ring rows) or the chunk does."""
+
+    segment: Segment
+    start: int
+    stop: int
+    saves: tuple[int, ...]
+
+
+class DeviceRunner:
+    """The interface of engine.runner.Runner. ``slots``: ring rows of running sequences, which tables are kept by.
+
+    ``graphs``: capture graphs; off, the same launches run each time, also on a CPU.
+    """
+
+    def __init__(
+        self,
+        model: DeviceModel,
+        state: State,
+        limits: Limits,
+        *,
+        slots: int,
+        device: torch.device,
+        graphs: bool,
+    ):
+        self._model, self._state, self._limits, self._device = model, state, limits, device
+        self._graphs = graphs
+        self._longest = pages_for(limits.max_model_len) * PAGE_TOKENS
+        self._bounds = [*(b for b in GRAPH_BOUNDS if b < self._longest), self._longest]
+        self._buckets = batch_buckets(limits.max_num_seqs)
+        self._sizes = chunk_sizes(limits.max_num_batched_tokens)
+        most = max(16, self._buckets[-1])
+        self._tables = PageTables(slots, pages_for(limits.max_model_len), device)
+        int32, int64 = torch.int32, torch.int64
+        self._rows = Staging({"ids": (int64, most), "positions": (int32, most), "slots": (int32, most)}, device)
+        self._chunk = Staging({"meta": (int32, 4), "ids": (int64, self._sizes[-1])}, device)
+        self._places = torch.arange(self._sizes[-1], dtype=int32, device=device)
+        self._logits = torch.zeros(self._buckets[-1], limits.vocab, device=device)
+        self._last = torch.zeros(1, limits.vocab, device=device)
+        self._sampler = DeviceSampler(device, self._buckets[-1], limits.vocab)
+        self._captured: dict[tuple[str, int, int], torch.cuda.CUDAGraph] = {}
+        if graphs:
+            self._pool = torch.cuda.graph_pool_handle()
+            self._side = torch.cuda.Stream(device)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Launch a batch; float32 logits [R, vocab] on the device, one row for each of ``batch.sampling``, valid until
+        the next call. Decoding rows come first. Waits for the device only where a prompt was read.
+        """
+        with torch.inference_mode():
+            self._tables.update(batch.segments)
+            singles = [s for s in batch.segments if s.length == 1]
+            if singles:
+                self._decode(batch, singles)
+            where = {s.offset: i for i, s in enumerate(singles)}  # logits' row of a row of the batch
+            wanted, read, free = set(batch.logit_rows), False, len(singles)
+            for segment in batch.segments:
+                if segment.length > 1:
+                    last = segment.offset + segment.length - 1
+                    logits = self._read(batch, segment, last in wanted)
+                    read = True
+                    if logits is not None:
+                        self._logits[free].copy_(logits[0])
+                        where[last], free = free, free + 1
+            order = [where[row] for row in batch.logit_rows]
+            if read:
+                self._wait()
+            if order == list(range(len(order))):
+                return self._logits[: len(order)]
+            return self._logits[order]
+
+    def choose(self, logits: Tensor, rows: Sequence[SamplingState]) -> list[Sample]:
+        """One token for each row of logits."""
+        return self.begin_choice(logits, rows).result()
+
+    def begin_choice(self, logits: Tensor, rows: Sequence[SamplingState]) -> Choosing:
+        """The same without waiting for the device."""
+        with torch.inference_mode():
+            return self._sampler.begin(logits, rows)
+
+    def prepare(self, progress: Progress | None = None) -> None:
+        """Run each bucket once, so that every kernel is compiled, then capture the graphs. Scribbles on page 0 and
+        slot 0, which nobody holds yet.
+        """
+        started = told = time.monotonic()
+        work = [*self._eager_work(), *self._graph_work()] if self._graphs else []
+        for done, (name, run) in enumerate(work):
+            run()
+            if progress is not None and time.monotonic() - max(told, started + TOLD_SECONDS) > 0:
+                told = time.monotonic() + 1.0
+                progress(name, done + 1, len(work))
+        self._wait()
+        if work:
+            log.info(
+                "%d graphs and %d sizes of chunks are ready after %.1f s",
+                len(self._captured),
+                len(work) - len(self._captured),
+                time.monotonic() - started,
+            )
+
+    def _eager_work(self) -> Iterator[tuple[str, Callable[[], object]]]:
+        """Long chunks: each size in a short context and in the longest, each bound at the smallest size."""
+        eager = [size for size in self._sizes if size > GRAPH_CHUNKS[-1]]
+        if not eager:
+            return
+        bounds = eager_bounds(self._longest)
+        pairs = [(size, bound) for size in eager for bound in (self._eager_bound(size), bounds[-1])]
+        pairs += [(eager[0], bound) for bound in bounds if bound >= eager[0]]
+        for size, bound in dict.fromkeys(pairs):
+            if size <= bound:
+                yield "chunk", partial(self._rehearse, size, bound)
+
+    def _graph_work(self) -> Iterator[tuple[str, Callable[[], object]]]:
+        """The largest first: the smaller ones find their buffers in the pool."""
+        for bound in reversed(self._bounds):
+            for size in reversed([size for size in self._sizes if size <= GRAPH_CHUNKS[-1]]):
+                yield "graph", partial(self._graph, "chunk", size, bound)
+        for bound in reversed(self._bounds):
+            for size in reversed(self._buckets):
+                yield "graph", partial(self._graph, "rows", size, bound)
+
+    def _rehearse(self, size: int, bound: int) -> None:
+        with torch.inference_mode():
+            self._stage_chunk((0,) * size, bound - size, 0)
+            for last in (True, False):
+                self._model.chunk(*self._chunk_inputs(size, bound), self._state, last)
+
+    def _decode(self, batch: Batch, singles: Sequence[Segment]) -> None:
+        """Logits of the one-token segments into the first rows of ``_logits``."""
+        count = len(singles)
+        size = self._buckets[bisect_left(self._buckets, count)]
+        given = self._rows.begin()
+        given["ids"][:count] = [batch.token_ids[s.offset] for s in singles]
+        given["positions"][:count] = [s.start for s in singles]
+        given["slots"][:count] = [s.slot for s in singles]
+        given["ids"][count:size] = given["slots"][count:size] = 0
+        given["positions"][count:size] = -1
+        self._rows.send()
+        bound = self._bounds[bisect_left(self._bounds, max(s.end for s in singles))]
+        self._run("rows", size, bound)
+
+    def _read(self, batch: Batch, segment: Segment, last: bool) -> Tensor | None:
+        """A prompt's part, cut where ring states are kept; logits [1, vocab] of its last token where wanted."""
+        logits: Tensor | None = None
+        for piece in pieces(segment):
+            logits = self._piece(batch, piece, last and piece.stop == segment.end)
+            for ring in piece.saves:
+                self._model.keep(segment.slot, ring, self._state)
+        return logits
+
+    def _piece(self, batch: Batch, piece: Piece, last: bool) -> Tensor | None:
+        count, segment = piece.stop - piece.start, piece.segment
+        first = segment.offset + piece.start - segment.start
+        self._stage_chunk(batch.token_ids[first : first + count], piece.start, segment.slot)
+        size = self._sizes[bisect_left(self._sizes, count)]
+        if size <= GRAPH_CHUNKS[-1]:
+            self._run("chunk", size, self._bounds[bisect_left(self._bounds, piece.stop)])
+            return self._last if last else None
+        inputs = self._chunk_inputs(size, self._eager_bound(piece.stop))
+        return self._model.chunk(*inputs, self._state, last)
+
+    def _eager_bound(self, tokens: int) -> int:
+        return min(eager_bound(tokens), self._longest)
+
+    def _stage_chunk(self, ids: Sequence[int], start: int, slot: int) -> None:
+        given = self._chunk.begin()
+        given["meta"][:] = (start, len(ids), slot, 0)
+        given["ids"][: len(ids)] = ids
+        self._chunk.send()
+
+    def _chunk_inputs(self, size: int, bound: int) -> tuple[Tensor, Chunk]:
+        """What was staged, padded to ``size``; made on the device."""
+        meta, places = self._chunk.device["meta"], self._places[:size]
+        inside = places < meta[1]
+        positions = torch.where(inside, places + meta[0], -1)
+        ids = torch.where(inside, self._chunk.device["ids"][:size], 0)
+        return ids, Chunk(meta, positions, self._tables.of(meta[2:3], pages_for(bound))[0], bound)
+
+    def _run(self, kind: str, size: int, bound: int) -> None:
+        graph = self._captured.get((kind, size, bound))
+        if graph is not None:
+            graph.replay()
+        else:
+            self._launch(kind, size, bound)
+
+    def _launch(self, kind: str, size: int, bound: int) -> None:
+        """All that a graph does: from staged inputs to logits at their fixed place."""
+        if kind == "chunk":
+            logits = self._model.chunk(*self._chunk_inputs(size, bound), self._state, True)
+            assert logits is not None
+            self._last.copy_(logits)
+            return
+        given = self._rows.device
+        slots = given["slots"][:size]
+        where = Rows(given["positions"][:size], slots, self._tables.of(slots, pages_for(bound)), bound)
+        self._logits[:size].copy_(self._model.rows(given["ids"][:size], where, self._state))
+
+    def _graph(self, kind: str, size: int, bound: int) -> None:
+        """Capture one; it runs twice before: the first run compiles, and may choose what the second one uses."""
+        if kind == "rows":
+            given = self._rows.begin()
+            given["ids"][:] = given["slots"][:] = 0
+            given["positions"][:] = -1
+            given["positions"][0] = min(bound, self._longest) - 1
+            self._rows.send()
+        else:
+            count = min(size, bound)
+            self._stage_chunk((0,) * count, bound - count, 0)
+        with torch.inference_mode():
+            self._side.wait_stream(torch.cuda.current_stream(self._device))
+            with torch.cuda.stream(self._side):
+                self._launch(kind, size, bound)
+                self._side.synchronize()
+                graph = torch.cuda.CUDAGraph()
+                # Not torch.cuda.graph(): that collects garbage and empties the allocator's cache each time.
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                try:
+                    self._launch(kind, size, bound)
+                finally:
+                    graph.capture_end()
+            torch.cuda.current_stream(self._device).wait_stream(self._side)
+        self._captured[kind, size, bound] = graph
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
+
+
+class Measured:
+    """The runner as engine.calibrate sees a model: a step is over when ``forward`` returns."""
+
+    def __init__(self, runner: DeviceRunner, device: torch.device):
+        self._runner, self._device = runner, device
+
+    def forward(self, inputs: StepInputs, state: State) -> Tensor:
+        ids, positions = array("q", inputs.token_ids.tolist()), array("q", inputs.positions.tolist())
+        batch = Batch(ids, positions, inputs.segments, array("q", inputs.logit_rows.tolist()), ())
+        logits = self._runner.forward(batch)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return logits
+
+
+def batch_buckets(most: int) -> list[int]:
+    """Powers of two up to one that holds ``most`` rows."""
+    return [1 << i for i in range((most - 1).bit_length() + 1)]
+
+
+def chunk_sizes(most: int) -> list[int]:
+    """Sizes that chunks of up to ``most`` tokens are padded to, ascending: graphs', then four a power of two."""
+    sizes = list(GRAPH_CHUNKS)
+    step = GRAPH_CHUNKS[-1] // 4
+    while sizes[-1] < most:
+        if sizes[-1] >= 8 * step:
+            step *= 2
+        sizes.append(sizes[-1] + step)
+    del sizes[bisect_left(sizes, most) + 1 :]
+    if sizes[-1] > GRAPH_CHUNKS[-1]:
+        sizes[-1] = (
+            -(-most // 128) * 128
+        )  # a budget is usually a size; another need not be padded beyond kernels' tiles
+    return sizes
+
+
+def eager_bound(tokens: int) -> int:
+    """What a long chunk is told of a context of so many tokens: at most an eighth more."""
+    if tokens <= EAGER_EVEN:
+        return -(-tokens // EAGER_STEP) * EAGER_STEP
+    step = 1 << (tokens - 1).bit_length() - 4
+    return -(-tokens // step) * step
+
+
+def eager_bounds(longest: int) -> list[int]:
+    """All of these up to the longest context."""
+    found, tokens = [], 1
+    while tokens <= longest:
+        found.append(min(eager_bound(tokens), longest))
+        tokens = found[-1] + 1
+    return found
+
+
+def pieces(segment: Segment) -> list[Piece]:
+    """A chunk cut where ring states are kept."""
+    at: dict[int, list[int]] = {segment.end: []}
+    for position, ring in segment.saves:
+        at.setdefault(position, []).append(ring)
+    found, start = [], segment.start
+    for stop in sorted(at):
+        found.append(Piece(segment, start, stop, tuple(at[stop])))
+        start = stop
+    return found

@@ -1,0 +1,126 @@
+"""The device's runner on a CPU, without graphs: it answers as the CPU engine does, whatever a step looks like."""
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from longread.engine import load_device
+from longread.engine.device_runner import batch_buckets, chunk_sizes, eager_bound, eager_bounds, pieces
+from longread.engine.engine import LocalEngine
+from longread.engine.load import load_resolved
+from longread.plan.machine import probe_machine
+from longread.plan.resolve import resolve
+from longread.spec.batch import Segment
+from longread.spec.config import EngineOptions
+from longread.spec.config_json import read_config, spec_from_config
+from longread.spec.engine import FinishEvent, GenerationRequest, SamplingParams, TokenEvent
+from longread.weights.fixture import write_fixture
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("device") / "m"
+    write_fixture(folder, "v4-flash", seed=3, sliding_window=128)
+    return folder
+
+
+def engine(model: Path, device: bool, monkeypatch: pytest.MonkeyPatch, **options: Any) -> LocalEngine:
+    """Float32 and plain on either side; "cuda" is a CPU here."""
+    spec = spec_from_config(read_config(model))
+    given = {"max_model_len": 2048, "max_num_seqs": 3, "num_gpu_blocks_override": 24, "max_num_batched_tokens": 700}
+    chosen = EngineOptions(str(model), dtype="float32", device="cpu", **(given | options))
+    config = resolve(chosen, spec, probe_machine())
+    if device:
+        monkeypatch.setattr(load_device, "cuda_device", lambda: torch.device("cpu"))
+        config = replace(config, device="cuda")
+    return load_resolved(model, spec, config)
+
+
+def prompt(length: int, seed: int) -> tuple[int, ...]:
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randint(2, 1500, (length,), generator=generator).tolist())
+
+
+def answers(engine: LocalEngine, prompts: list[tuple[int, ...]], sampling: SamplingParams = GREEDY) -> list[list[int]]:
+    """Tokens of requests that arrive two steps apart, so that steps hold rows and chunks side by side."""
+    found: dict[str, list[int]] = {}
+    left = list(enumerate(prompts))
+    while left or engine.has_work():
+        if left:
+            number, ids = left.pop(0)
+            engine.submit(GenerationRequest(str(number), ids, sampling))
+        for event in [*engine.step(), *engine.step()]:
+            if isinstance(event, TokenEvent):
+                found.setdefault(event.request_id, []).append(event.token_id)
+            elif isinstance(event, FinishEvent):
+                assert event.reason == "length", event.error
+    return [found[str(i)] for i in range(len(prompts))]
+
+
+def test_tokens_are_the_cpu_engines(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts over several chunks with landing points inside, a one-token prompt, and a second turn on cached pages."""
+    first = prompt(900, 1)
+    prompts = [first, prompt(1, 2), prompt(300, 3), (*first, *prompt(40, 4)), prompt(513, 5), first]
+    expected = answers(engine(model, False, monkeypatch), prompts)
+    device = engine(model, True, monkeypatch)
+    assert answers(device, prompts) == expected
+    assert device.stats().prefix_cache_hits > 0
+
+
+def test_seeded_sampling_does_not_see_its_batch(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sampling = SamplingParams(temperature=0.8, top_p=0.9, top_k=50, max_tokens=8, ignore_eos=True, seed=11)
+    prompts = [prompt(50, 7), prompt(260, 8), prompt(20, 9)]
+    together = answers(engine(model, True, monkeypatch), prompts, sampling)
+    alone = [answers(engine(model, True, monkeypatch), [one], sampling)[0] for one in prompts]
+    assert together == alone
+    assert len({tuple(row) for row in together}) == 3
+
+
+def test_a_saved_session_goes_on_as_it_would_have(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = engine(model, True, monkeypatch)
+    with whole.session() as session:
+        session.sync(prompt(300, 21))
+        before = session.logits
+        session.save(tmp_path / "s")
+        expected = [session.step(GREEDY) for _ in range(5)]
+    with engine(model, True, monkeypatch).session(tmp_path / "s") as loaded:
+        assert torch.equal(loaded.logits, before)
+        assert [loaded.step(GREEDY) for _ in range(5)] == expected
+
+
+def test_rows_that_need_the_host_are_the_samplers(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sampling = SamplingParams(temperature=0.0, max_tokens=6, repetition_penalty=1.4, logprobs=2, ignore_eos=True)
+    prompts = [prompt(40, 31)]
+    expected = answers(engine(model, False, monkeypatch), prompts, sampling)
+    assert answers(engine(model, True, monkeypatch), prompts, sampling) == expected
+
+
+def test_buckets_hold_what_they_are_for() -> None:
+    assert batch_buckets(1) == [1]
+    assert batch_buckets(48) == [1, 2, 4, 8, 16, 32, 64]
+    assert chunk_sizes(8192)[-5:] == [4096, 5120, 6144, 7168, 8192]
+    for most in (1, 16, 17, 100, 512, 700, 2048, 5000, 8192):
+        sizes = chunk_sizes(most)
+        assert sizes == sorted(set(sizes))
+        assert most <= sizes[-1] < most + max(128, most / 2)
+        assert all(b <= 2 * a for a, b in pairwise(sizes))
+    for tokens in (1, 2048, 2049, 16384, 16385, 100_000, 1 << 20):
+        bound = eager_bound(tokens)
+        assert tokens <= bound <= max(tokens * 1.125, tokens + 2048)
+        assert bound % 2048 == 0
+        assert bound in eager_bounds(1 << 20)
+
+
+def test_chunks_are_cut_where_rings_are_kept() -> None:
+    segment = Segment(2, 100, 500, 7, (1, 2, 3), ((256, 9), (512, 8), (256, 5)))
+    assert [(p.start, p.stop, p.saves) for p in pieces(segment)] == [
+        (100, 256, (9, 5)),
+        (256, 512, (8,)),
+        (512, 600, ()),
+    ]

@@ -1,0 +1,114 @@
+"""Which device runs what, refusals, and the memory plan of a GPU."""
+
+from dataclasses import replace
+
+import pytest
+
+from longread.plan.device_memory import choose_device, device_plan, native_bytes, step_bytes
+from longread.plan.machine import Gpu, Machine, probe_gpu
+from longread.plan.resolve import resolve
+from longread.spec.config import EngineOptions
+from longread.spec.errors import ConfigError
+from longread.spec.reduced import random_spec
+from longread.spec.state import state_groups
+
+GIB = 2**30
+H200 = Gpu("NVIDIA H200", 143771 * 2**20, 139 * GIB, (9, 0))
+HOST = Machine(128 * GIB, 100 * GIB, "the machine")
+FLASH = random_spec("DeepSeek-V4-Flash", "32")
+DRAWN = EngineOptions("DeepSeek-V4-Flash", random_weights=True, layers="32")
+
+
+def test_auto_takes_the_gpu_and_says_so() -> None:
+    config = resolve(DRAWN, FLASH, HOST, H200)
+    chosen = {c.option: c for c in config.choices}
+    assert (config.device, config.kv_cache, config.dtype) == ("cuda", "fp8", "bfloat16")
+    assert "NVIDIA H200" in chosen["device"].reason
+    assert (config.max_num_seqs, config.max_num_batched_tokens) == (64, 8192)
+    assert all(choice.reason for choice in config.choices)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "options", "why"),
+    [
+        ("no driver", {}, "no driver"),
+        (replace(H200, capability=(8, 0)), {}, "8.0"),
+        (H200, {"dtype": "float32"}, "float32"),
+    ],
+)
+def test_auto_takes_the_cpu_where_it_must_and_says_why(gpu: Gpu | str, options: dict[str, str], why: str) -> None:
+    asked = replace(EngineOptions("m"), **options)  # type: ignore[arg-type]
+    placed = choose_device(asked, FLASH, gpu)
+    assert placed.device == "cpu"
+    assert placed.reason is not None and why in placed.reason
+    with pytest.raises(ConfigError, match="device=cuda"):
+        choose_device(replace(asked, device="cuda"), FLASH, gpu)
+
+
+def test_a_model_without_native_weights_stays_on_the_cpu() -> None:
+    v3 = random_spec("DeepSeek-V3", "1+3")
+    assert choose_device(EngineOptions("m"), v3, H200).device == "cpu"
+    with pytest.raises(ConfigError, match="deepseek_v3"):
+        choose_device(EngineOptions("m", device="cuda"), v3, H200)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"device": "cpu", "kv_cache_dtype": "fp8"}, "kv_cache_dtype=fp8"),
+        ({"device": "cpu", "kv_cache_dtype": "bfloat16"}, "dtype=bfloat16"),
+        ({"device": "cpu", "gpu_memory_utilization": 0.5}, "gpu_memory_utilization"),
+        ({"layers": "4", "random_weights": False}, "random_weights"),
+        ({"max_num_batched_tokens": 8, "max_num_seqs": 16}, "max_num_seqs=16"),
+        ({"gpu_memory_utilization": 0.5}, "gpu_memory_utilization=0.5"),
+        ({"num_gpu_blocks_override": 10**6}, "with the cache asked for"),
+        ({"num_gpu_blocks_override": 64, "kv_cache_memory_bytes": GIB}, "not both"),
+        ({"kv_cache_memory_bytes": 2**20}, "rings"),
+        ({"host_cache_size": 200 * GIB}, "main memory"),
+        ({"max_model_len": 2**21}, "max_model_len"),
+    ],
+)
+def test_what_cannot_be_is_refused(options: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        resolve(replace(DRAWN, **options), FLASH, HOST, H200)  # type: ignore[arg-type]
+
+
+def test_memory_in_use_by_others_is_not_planned_with() -> None:
+    busy = replace(H200, free_bytes=60 * GIB)
+    with pytest.raises(ConfigError, match="are free"):
+        resolve(DRAWN, FLASH, HOST, busy)
+    small = resolve(replace(DRAWN, layers="8"), random_spec("DeepSeek-V4-Flash", "8"), HOST, busy)
+    assert small.memory.on_device <= 60 * GIB
+
+
+def test_the_cache_takes_what_is_left() -> None:
+    config = resolve(DRAWN, FLASH, HOST, H200)
+    page = sum(group.bytes_per_page(2) for group in state_groups(FLASH, "fp8"))
+    limit = 0.92 * H200.total_bytes
+    assert limit - 2 * page < config.memory.on_device + config.memory.on_device % 1 <= limit
+    # 15 CSA layers of 64 rows of 584 and 132 bytes, 15 HCA layers of 2 of 584.
+    assert page == 15 * 64 * (584 + 132) + 15 * 2 * 584
+    half = resolve(replace(DRAWN, kv_cache_dtype="bfloat16"), FLASH, HOST, H200)
+    assert half.kv_cache == "model"
+    assert 0.5 < half.num_pages / config.num_pages < 0.65
+
+
+def test_native_bytes_are_the_checkpoints() -> None:
+    """V4-Flash's safetensors without MTP, scales as kernels take them: between 1 and 1.01 times the stored bytes."""
+    whole = random_spec("DeepSeek-V4-Flash")
+    assert 145 * GIB < native_bytes(whole) < 147 * GIB
+
+
+def test_a_step_grows_with_tokens_and_context() -> None:
+    at = {(t, n): step_bytes(FLASH, t, n, "fp8") for t in (512, 8192) for n in (2048, 1 << 20)}
+    assert at[512, 2048] < at[512, 1 << 20] < at[8192, 1 << 20]
+    assert at[8192, 2048] < at[8192, 1 << 20]
+    pools = {"num_pages": 10, "num_slots": 4, "num_snapshots": 2, "max_num_batched_tokens": 512, "max_model_len": 4096}
+    plan = device_plan(FLASH, cache="fp8", **pools)  # type: ignore[arg-type]
+    assert plan.on_device == plan.total
+    assert plan.device_peak == plan.total - plan.runtime
+
+
+def test_hidden_gpus_are_no_gpus() -> None:
+    assert probe_gpu("") == "CUDA_VISIBLE_DEVICES hides all GPUs"
+    assert probe_gpu("-1") == "CUDA_VISIBLE_DEVICES hides all GPUs"
