@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
-"""V4's prefill attention on Hopper at head_dim 512: what ``chunk_triton`` computes, with its data flow laid out by hand.
+"""V4's prefill attention on Hopper at head_dim 512: what ``chunk_triton`` computes, with its data flow made by hand.
 
 64 heads of a token are the M of both products; queries and two tiles of keys fill shared memory. Scores are split over
 the two warpgroups by keys and results by channels, so neither computes anything twice; the probabilities pass through
@@ -144,7 +144,7 @@ def _chunk(
         result = warpgroup_mma(chances, tile_keys, acc, is_async=True)
         acc = warpgroup_mma_wait(0, deps=[result])
     weight = gl.sum(total, 1) + gl.exp2(drain - peak)
-    acc = acc / gl.expand_dims(gl.convert_layout(weight, gl.SliceLayout(1, RESULT)), 1)
+    acc = acc * gl.expand_dims(gl.convert_layout(1.0 / weight, gl.SliceLayout(1, RESULT)), 1)
     gl.thread_barrier()  # nobody reads the queries any more; whole rows leave by way of their place
     queries.store(acc.to(gl.bfloat16))
     gl.thread_barrier()
