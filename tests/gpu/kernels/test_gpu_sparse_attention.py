@@ -173,7 +173,8 @@ def decode(
         flat = table[(row.clamp(min=0) // 64).long()] * 64 + row.clamp(min=0) % 64
         chosen.append(torch.where(row < 0, -1, flat).int() if t >= 0 else torch.full_like(row, 1 << 30))
     held = torch.stack(chosen) if kind == "chosen" else None
-    where = Rows(positions, slots, table.expand(len(spots), -1).contiguous(), bound)
+    wide = torch.nn.functional.pad(table.expand(len(spots), -1), (0, 5), value=1 << 30)
+    where = Rows(positions, slots, wide[:, : len(table)], bound)  # a slice: rows of the table lie apart
     source = store if ratio else None
     rest = (EPS, cos, sin, sink, d**-0.5)
     got = kernels.rows(q, *rest, ring, source, held, ratio, where, rope)  # type: ignore[attr-defined]

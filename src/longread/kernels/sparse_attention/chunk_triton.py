@@ -48,6 +48,8 @@ def chunk(
         return ref.chunk(q, eps, cos, sin, sink, scale, slab, rows, chosen, ratio, where)
     if rows is None or not rows.shape[0]:
         rows, chosen, ratio = slab, None, 0
+    cos, sin = cos.contiguous(), sin.contiguous()
+    chosen = None if chosen is None else chosen.contiguous()
     out = q.new_empty(tokens, heads, d)
     if HOPPER and _hopper(q, window):
         chunk_gluon.launch(q, eps, cos, sin, sink, scale, slab, rows, chosen, ratio, where.positions, out)

@@ -42,13 +42,15 @@ def unpacked(store, row, seen, D: tl.constexpr, ROPE: tl.constexpr, WIDTH: tl.co
     NOPE: tl.constexpr = D - ROPE
     block = tl.arange(0, D // 64)
     channel = block[:, None] * 64 + tl.arange(0, 64)[None, :]
-    at = row * WIDTH
+    # Rows lie at multiples of 8 bytes and no more. Said, because of page * 64 + row % 64 the compiler may conclude that
+    # every row number is a multiple of 16, and load 16 bytes at once from where only 8 are aligned.
+    at, pair_at = tl.multiple_of(row * WIDTH, 8), tl.multiple_of(row * (WIDTH // 2), 4)
     seen3 = seen[:, None, None]
     bits = tl.load(store + at[:, None, None] + channel[None], mask=seen3 & (channel < NOPE)[None], other=0)
     used = seen[:, None] & (block * 64 < NOPE)[None, :]
     exponent = tl.load(store + at[:, None] + (NOPE + 2 * ROPE) + block[None, :], mask=used, other=0)
     scale = (exponent.to(tl.int32) << 23).to(tl.float32, bitcast=True)
     values = bits.to(tl.float8e4nv, bitcast=True).to(tl.float32) * scale[:, :, None]
-    pair = (store + NOPE).to(tl.pointer_type(tl.bfloat16)) + row[:, None, None] * (WIDTH // 2)
+    pair = (store + NOPE).to(tl.pointer_type(tl.bfloat16)) + pair_at[:, None, None]
     turned = tl.load(pair + (channel - NOPE)[None], mask=seen3 & (channel >= NOPE)[None], other=0.0)
     return tl.reshape(tl.where((channel < NOPE)[None], values.to(tl.bfloat16), turned), (row.shape[0], D))

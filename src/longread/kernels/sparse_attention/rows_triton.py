@@ -31,7 +31,7 @@ class Config(TypedDict):
 
 
 # One sequence: few heads a program, since latency counts and not traffic. Many: all heads share a tile's bytes.
-FEW: Config = {"block": 16, "tile": 64, "programs": 264, "warps": 4, "stages": 1}
+FEW: Config = {"block": 16, "tile": 32, "programs": 264, "warps": 4, "stages": 1}
 MANY: Config = {"block": 64, "tile": 64, "programs": 132, "warps": 8, "stages": 1}
 FEW_SEQUENCES = 2
 PARTS = 16  # parts of a head that are read at once
@@ -69,23 +69,26 @@ def launch(
     parts = torch.empty(splits, batch, heads, d, dtype=torch.float32, device=q.device)
     peaks = torch.empty(2, splits, batch, heads, dtype=torch.float32, device=q.device)
     out = q.new_empty(batch, heads, d)
+    places = where.tables if chosen is None else chosen
     _part[(batch, groups, splits)](
-        q, q.stride(0), cos, sin, ring, store, where.tables if chosen is None else chosen, where.positions, where.slots,
-        out, parts, peaks[0], peaks[1], heads, (where.tables if chosen is None else chosen).shape[1], eps, scale,
+        q, q.stride(0), cos.contiguous(), sin.contiguous(), ring, store, places, places.stride(0), where.positions,
+        where.slots, out, parts, peaks[0], peaks[1], heads, places.shape[1], eps, scale,
         splits, window, d, rope, width, ratio, chosen is not None, packed, PAGE_TOKENS // ratio if ratio else 1,
         block, tile, num_warps=config["warps"], num_stages=config["stages"],
     )  # fmt: skip
-    _combine[(batch, heads)](parts, peaks[0], peaks[1], sink, where.positions, out, splits, d, PARTS, num_warps=4)
+    _combine[(batch, heads)](parts, peaks[0], peaks[1], sink, out, splits, d, PARTS, num_warps=4)
     return out
 
 
-@triton.jit
+# Numbers that follow the context's length and the batch are not specialised on: that would compile while serving.
+@triton.jit(do_not_specialize=["places_token", "most", "splits"])
 def _part(
-    q, q_token, cos, sin, ring, store, places, positions, slots, out, parts, peaks, totals, heads, most, eps, scale,
-    splits, WINDOW: tl.constexpr, D: tl.constexpr, ROPE: tl.constexpr, WIDTH: tl.constexpr, RATIO: tl.constexpr,
-    CHOSEN: tl.constexpr, PACKED: tl.constexpr, PER_PAGE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    q, q_token, cos, sin, ring, store, places, places_token, positions, slots, out, parts, peaks, totals, heads, most,
+    eps, scale, splits, WINDOW: tl.constexpr, D: tl.constexpr, ROPE: tl.constexpr, WIDTH: tl.constexpr,
+    RATIO: tl.constexpr, CHOSEN: tl.constexpr, PACKED: tl.constexpr, PER_PAGE: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr,
 ):  # fmt: skip
-    """places: int32 [B, most], chosen rows or page tables. out: only scratch here, for the queries."""
+    """places: int32 [B, most] at stride places_token, chosen rows or page tables. out: scratch here, for queries."""
     token, split = tl.program_id(0), tl.program_id(2)
     position = tl.load(positions + token)
     slot = tl.load(slots + token)
@@ -116,9 +119,9 @@ def _part(
         source = tl.where(recent, ring, store)
         if RATIO > 0:
             if CHOSEN:
-                chosen = tl.load(places + wide * most + entry, mask=seen & (entry >= 0), other=-1).to(tl.int64)
+                chosen = tl.load(places + wide * places_token + entry, mask=seen & (entry >= 0), other=-1).to(tl.int64)
             else:
-                page = tl.load(places + wide * most + entry // PER_PAGE, mask=seen & (entry >= 0), other=0)
+                page = tl.load(places + wide * places_token + entry // PER_PAGE, mask=seen & (entry >= 0), other=0)
                 chosen = page.to(tl.int64) * PER_PAGE + entry % PER_PAGE
             seen = seen & (recent | (chosen >= 0))
             flat = tl.where(recent, flat, chosen)
@@ -140,8 +143,8 @@ def _part(
         tl.store(parts + part * D + head[:, None] * D + channel[None, :], acc, mask=head[:, None] < heads)
 
 
-@triton.jit
-def _combine(parts, peaks, totals, sink, positions, out, splits, D: tl.constexpr, PARTS: tl.constexpr):
+@triton.jit(do_not_specialize=["splits"])
+def _combine(parts, peaks, totals, sink, out, splits, D: tl.constexpr, PARTS: tl.constexpr):
     """One head: the parts in proportion to their sums, the sink among them."""
     token, head = tl.program_id(0), tl.program_id(1)
     batch, heads = tl.num_programs(0), tl.num_programs(1)
