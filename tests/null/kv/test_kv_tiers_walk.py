@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule, run_state_machine_as_test
 from kv_contents import ROWS_ONLY, WITH_RINGS, Contents, digests
+from kv_late_contents import LateContents
 from kv_walk import DOCUMENTS, LENGTHS, ROOT, Walk
 from memory_disk import MemoryDisk
 
@@ -31,6 +32,7 @@ WAIT = 20.0
 
 class TierWalk(Walk):
     groups = ROWS_ONLY
+    stored: type[Contents] = Contents
 
     @initialize(
         pages=st.sampled_from([4, 6, 9, 60]),
@@ -54,11 +56,16 @@ class TierWalk(Walk):
 
     def _start(self) -> None:
         pages, slots, snapshots, host, interval = self.sizes
-        self.store = Contents(self.groups, pages, slots, snapshots)
+        self.store = self.stored(self.groups, pages, slots, snapshots)
         self.cache = KVCache(self.groups, ROOT, pages, slots, snapshots, self.store)
         self.naive = NaiveCache(self.cache.has_rings)
         self.disk = MemoryDisk(records=self.disk.records)
-        self.arena = HostArena(self.store.page_bytes, self.store.ring_bytes, host * self.store.page_bytes)
+        self.arena = HostArena(
+            self.store.page_bytes,
+            self.store.ring_bytes,
+            host * self.store.page_bytes,
+            self.store.allocate_host if isinstance(self.store, LateContents) else None,
+        )
         self.tiers = Tiers(self.cache, self.store, self.arena, self.disk, interval)
         self.transfers: list[Transfer] = []
         self.errors = 0
@@ -232,7 +239,7 @@ class TierWalk(Walk):
         if self.arena.get(kind, key) is not None:
             view = self.arena.hold(kind, key)
             self.arena.release(kind, key)
-            return view
+            return self.store.promised(view) if isinstance(self.store, LateContents) else view
         record = self.disk.records.get((kind, key))
         return memoryview(record.payload) if record is not None else None
 
@@ -241,8 +248,12 @@ class RingTierWalk(TierWalk):
     groups = WITH_RINGS
 
 
+class LateRingTierWalk(RingTierWalk):
+    stored = LateContents
+
+
 @pytest.mark.null
-@pytest.mark.parametrize("walk", [TierWalk, RingTierWalk])
+@pytest.mark.parametrize("walk", [TierWalk, RingTierWalk, LateRingTierWalk])
 def test_random_walk_over_tiers(walk: type[TierWalk]) -> None:
     run_state_machine_as_test(
         walk,
