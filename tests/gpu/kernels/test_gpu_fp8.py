@@ -245,14 +245,29 @@ def test_real_sizes_between_products(device: str, tokens: int) -> None:
 
 
 @real
+@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("tokens", [1, 2, 8])
-def test_products_replay_from_a_graph(device: str, tokens: int) -> None:
-    x, w = kernels.quantise(made(device, tokens, 4096)), weight(device, 1536, 4096)
-    want = kernels.linear(x, w)
+def test_a_chain_of_kernels_replays_from_a_graph(
+    device: str, tokens: int, overlap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each reads what the one before wrote; one that read too early would see what was there before."""
+    w13, w2, shared = weight(device, 4096, 4096), weight(device, 4096, 2048, seed=2), weight(device, 8, 512, 512)
+    x = made(device, tokens, 4096)
+
+    def chain() -> Tensor:
+        y = x
+        for _ in range(4):
+            y = kernels.linear(kernels.gated(kernels.linear(kernels.quantise(y), w13), 10.0, True), w2)
+            y = kernels.grouped_linear(kernels.quantise(y), shared)
+        return y
+
+    want = chain()
+    monkeypatch.setitem(kernels.OVERLAP, "on", overlap)
+    chain()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        got = kernels.linear(x, w)
-    for _ in range(3):
+        got = chain()
+    for _ in range(20):
         got.zero_()
         graph.replay()
         assert torch.equal(got, want)

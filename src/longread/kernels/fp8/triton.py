@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from longread.kernels.fallback import fallback
 from longread.kernels.fp8 import ref
@@ -33,6 +34,18 @@ COUNTERS = 1 << 20
 VECTOR: dict[str, Any] = {"numbers": 8192, "depth": 2048, "warps": 4, "fill": FILL}
 ROWS: dict[str, Any] = {"block_n": 64, "depth_plain": 64, "warps": 4, "stages": 6, "fill": FILL, "max_parts": 16}
 STEP: dict[str, Any] = {"rows": 8, "blocks": 4, "warps": 4}
+
+
+# Programmatic dependent launch: a kernel of this file may start while the one before it ends, and ask for its first
+# weights; it touches nothing that changes before that one has finished.
+OVERLAP: dict[str, bool] = {"on": False}
+
+
+@triton.jit
+def _begin(PDL: tl.constexpr):
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
 
 
 # Elementwise pieces --------------------------------------------------------------------------------------------------
@@ -77,7 +90,8 @@ def _store(x, out, scales, row, block, seen, width, row_stride, scale_stride, qu
 
 
 @triton.jit
-def _quantise(x, out, scales, T, K, x_stride, scale_stride, R: tl.constexpr, C: tl.constexpr):
+def _quantise(x, out, scales, T, K, x_stride, scale_stride, R: tl.constexpr, C: tl.constexpr, PDL: tl.constexpr):
+    _begin(PDL)
     row = tl.program_id(0) * R + tl.arange(0, R)
     block = tl.program_id(1) * C + tl.arange(0, C)
     at = block[:, None] * 128 + tl.arange(0, 128)[None, :]
@@ -91,7 +105,9 @@ def _quantise(x, out, scales, T, K, x_stride, scale_stride, R: tl.constexpr, C: 
 def _gated(
     h, out, scales, T, F, limit, h_stride, scale_stride,
     CAPPED: tl.constexpr, QUANTISED: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    _begin(PDL)
     row = tl.program_id(0) * R + tl.arange(0, R)
     block = tl.program_id(1) * C + tl.arange(0, C)
     at = block[:, None] * 128 + tl.arange(0, 128)[None, :]
@@ -110,13 +126,16 @@ def _gated(
 def _turn_back(
     o, cos, sin, out, scales, T, o_stride, scale_stride,
     WIDTH: tl.constexpr, D: tl.constexpr, ROPE: tl.constexpr, QUANTISED: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    _begin(PDL)
     row = tl.program_id(0) * R + tl.arange(0, R)
     block = tl.program_id(1) * C + tl.arange(0, C)
     seen = row < T
-    at = block[:, None] * 128 + tl.arange(0, 128)[None, :]
-    inside = seen[:, None, None] & (at < WIDTH)[None]
-    values = tl.load(o + row.to(tl.int64)[:, None, None] * o_stride + at[None], mask=inside, other=0.0)
+    # Flat, so that the load takes a layout of its own, in which a thread's pairs are those it loads angles for.
+    at = tl.program_id(1) * C * 128 + tl.arange(0, C * 128)
+    inside = seen[:, None] & (at < WIDTH)[None, :]
+    values = tl.load(o + row.to(tl.int64)[:, None] * o_stride + at[None, :], mask=inside, other=0.0)
     even, odd = tl.split(tl.reshape(values.to(tl.float32), (R, C, 64, 2)))
     pair = (block[:, None] * 64 + tl.arange(0, 64)[None, :]) % (D // 2) - (D - ROPE) // 2
     turned = seen[:, None, None] & (pair >= 0)[None]
@@ -131,41 +150,60 @@ def _turn_back(
 def _latents(
     x, q_gain, kv_gain, cos, sin, c_q, scales, kv, T, x_stride, scale_stride, eps,
     Q: tl.constexpr, D: tl.constexpr, ROPE: tl.constexpr, QUANTISED: tl.constexpr, PACKED: tl.constexpr,
-    Q_BLOCKS: tl.constexpr, D_BLOCKS: tl.constexpr, R: tl.constexpr,
+    Q_BLOCKS: tl.constexpr, D_BLOCKS: tl.constexpr, R: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    _begin(PDL)
     row = tl.program_id(0) * R + tl.arange(0, R)
-    seen = row < T
     base = x + row.to(tl.int64)[:, None, None] * x_stride
     if tl.program_id(1) == 0:
-        block = tl.arange(0, Q_BLOCKS)
-        at = block[:, None] * 128 + tl.arange(0, 128)[None, :]
-        values = tl.load(base + at[None], mask=seen[:, None, None] & (at < Q)[None], other=0.0).to(tl.float32)
-        gain = tl.load(q_gain + at, mask=at < Q, other=0.0).to(tl.float32)
-        inverse = 1.0 / tl.sqrt_rn(tl.sum(tl.sum(values * values, 2), 1) / Q + eps)
-        values = values * inverse[:, None, None] * gain[None]
-        _store(values, c_q, scales, row, block, seen, Q, Q, scale_stride, QUANTISED)
+        _latent_query(base, q_gain, c_q, scales, row, row < T, scale_stride, eps, Q, Q_BLOCKS, QUANTISED)
     else:
-        at = tl.arange(0, D_BLOCKS)[:, None] * 64 + tl.arange(0, 64)[None, :]
-        inside = seen[:, None, None] & (at < D)[None]
-        values = tl.load(base + Q + at[None], mask=inside, other=0.0).to(tl.float32)
-        gain = tl.load(kv_gain + at, mask=at < D, other=0.0).to(tl.float32)
-        inverse = 1.0 / tl.sqrt_rn(tl.sum(tl.sum(values * values, 2), 1) / D + eps)
-        even, odd = tl.split(tl.reshape(values * inverse[:, None, None] * gain[None], (R, D_BLOCKS, 32, 2)))
-        pair = tl.arange(0, D_BLOCKS)[:, None] * 32 + tl.arange(0, 32)[None, :] - (D - ROPE) // 2
-        turned = seen[:, None, None] & ((pair >= 0) & (pair < ROPE // 2))[None]
-        place = row[:, None, None] * (ROPE // 2) + pair[None]
-        c = tl.load(cos + place, mask=turned, other=1.0)
-        s = tl.load(sin + place, mask=turned, other=0.0)
-        values = tl.reshape(tl.join(even * c - odd * s, odd * c + even * s), (R, D_BLOCKS, 64))
-        if PACKED:
-            # What a packed cache row gives back: 64 channels share a power of two; rotated ones are bfloat16.
-            plain = (at < D - ROPE)[None]
-            power = _power(tl.max(tl.where(plain, tl.abs(values), 0.0), 2))[:, :, None]
-            small = tl.where(plain, values, 0.0) * ((254 - power) << 23).to(tl.float32, bitcast=True)
-            rounded = _narrow(small, tl.float8e4nv).to(tl.float32) * (power << 23).to(tl.float32, bitcast=True)
-            values = tl.where(plain, rounded, _narrow(values, tl.bfloat16).to(tl.float32))
-        there = kv + row.to(tl.int64)[:, None, None] * D + at[None]
-        tl.store(there, _narrow(values, kv.dtype.element_ty), mask=inside)
+        _latent_key(base + Q, kv_gain, cos, sin, kv, row, row < T, eps, D, ROPE, D_BLOCKS, R, PACKED)
+
+
+@triton.jit
+def _latent_query(
+    base, gains, out, scales, row, seen, scale_stride, eps,
+    Q: tl.constexpr, BLOCKS: tl.constexpr, QUANTISED: tl.constexpr,
+):  # fmt: skip
+    block = tl.arange(0, BLOCKS)
+    at = block[:, None] * 128 + tl.arange(0, 128)[None, :]
+    values = tl.load(base + at[None], mask=seen[:, None, None] & (at < Q)[None], other=0.0).to(tl.float32)
+    values = values * _inverse(values, Q, eps) * tl.load(gains + at, mask=at < Q, other=0.0).to(tl.float32)[None]
+    _store(values, out, scales, row, block, seen, Q, Q, scale_stride, QUANTISED)
+
+
+@triton.jit
+def _latent_key(
+    base, gains, cos, sin, out, row, seen, eps,
+    D: tl.constexpr, ROPE: tl.constexpr, BLOCKS: tl.constexpr, R: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    at = tl.arange(0, BLOCKS)[:, None] * 64 + tl.arange(0, 64)[None, :]
+    inside = seen[:, None, None] & (at < D)[None]
+    values = tl.load(base + at[None], mask=inside, other=0.0).to(tl.float32)
+    values = values * _inverse(values, D, eps) * tl.load(gains + at, mask=at < D, other=0.0).to(tl.float32)[None]
+    even, odd = tl.split(tl.reshape(values, (R, BLOCKS, 32, 2)))
+    pair = tl.arange(0, BLOCKS)[:, None] * 32 + tl.arange(0, 32)[None, :] - (D - ROPE) // 2
+    turned = seen[:, None, None] & ((pair >= 0) & (pair < ROPE // 2))[None]
+    place = row[:, None, None] * (ROPE // 2) + pair[None]
+    c = tl.load(cos + place, mask=turned, other=1.0)
+    s = tl.load(sin + place, mask=turned, other=0.0)
+    values = tl.reshape(tl.join(even * c - odd * s, odd * c + even * s), (R, BLOCKS, 64))
+    if PACKED:
+        # What a packed cache row gives back: 64 channels share a power of two; rotated ones are bfloat16.
+        plain = (at < D - ROPE)[None]
+        power = _power(tl.max(tl.where(plain, tl.abs(values), 0.0), 2))[:, :, None]
+        small = tl.where(plain, values, 0.0) * ((254 - power) << 23).to(tl.float32, bitcast=True)
+        rounded = _narrow(small, tl.float8e4nv).to(tl.float32) * (power << 23).to(tl.float32, bitcast=True)
+        values = tl.where(plain, rounded, _narrow(values, tl.bfloat16).to(tl.float32))
+    there = out + row.to(tl.int64)[:, None, None] * D + at[None]
+    tl.store(there, _narrow(values, out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _inverse(x, count: tl.constexpr, eps):
+    """1 / sqrt(mean of squares + eps) of each row of x [R, C, n], zeros behind ``count`` numbers: [R, 1, 1]."""
+    return (1.0 / tl.sqrt_rn(tl.sum(tl.sum(x * x, 2), 1) / count + eps))[:, None, None]
 
 
 # Products of few rows ------------------------------------------------------------------------------------------------
@@ -197,6 +235,7 @@ def _tile(w, row, k, K, EVEN: tl.constexpr):
 def _vector(
     x, scales, w, factors, out, N, K, x_stride, scale_stride, factor_stride, out_stride,
     FP8: tl.constexpr, TWO: tl.constexpr, EVEN: tl.constexpr, STEPS: tl.constexpr, BN: tl.constexpr, C: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """BN rows of the weight times one row of x, or two. Each thread reads 16 bytes at a time along K.
 
@@ -212,7 +251,8 @@ def _vector(
     factors += group * tl.cdiv(N, 128) * factor_stride + (first // 128) * factor_stride
     total = tl.zeros((BN, C, 128), tl.float32)
     other = tl.zeros((BN, C, 128), tl.float32)
-    tile = _tile(w, row, channel, K, EVEN)
+    tile = _tile(w, row, channel, K, EVEN)  # a weight never changes
+    _begin(PDL)
     for step in tl.static_range(STEPS):
         k = step * (C * 128) + channel
         block = step * C + tl.arange(0, C)
@@ -235,12 +275,13 @@ def _vector(
 def _rows(
     x, scales, w, factors, out, parts, counters, T, N, K, x_stride, scale_stride, factor_stride, out_stride,
     FP8: tl.constexpr, EVEN: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    PARTS: tl.constexpr, STEPS: tl.constexpr, STAGES: tl.constexpr,
+    PARTS: tl.constexpr, STEPS: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A tile [BT, BN] of one group's product, over STEPS * BK of K, one of PARTS. BN divides 128; BK is 128 in FP8.
 
     FP8 sums 128 channels in the tensor cores and adds them, scaled, in float32.
     """
+    _begin(PDL)
     tile_n, part = tl.program_id(0), tl.program_id(1)
     tiles_t = tl.cdiv(T, BT)
     group, first_t = tl.program_id(2) // tiles_t, tl.program_id(2) % tiles_t * BT
@@ -287,15 +328,15 @@ def _finish(
     if PARTS == 1:
         tl.store(there, _narrow(total, out.dtype.element_ty), mask=inside)
     else:
-        size = T.to(tl.int64) * N
-        here = parts + group * PARTS * size + t[:, None] * N + n[None, :]
-        tl.store(here + part * size, total, mask=inside)
+        first_part = group.to(tl.int64) * PARTS
+        here = parts + t[:, None] * N + n[None, :]
+        tl.store(here + (first_part + part) * T * N, total, mask=inside)
         counter = counters + tl.program_id(2) * tl.num_programs(0) + tile_n
         tl.debug_barrier()  # the whole tile lies in memory before it is counted
         if tl.atomic_add(counter, 1, sem="acq_rel") == PARTS - 1:
             summed = tl.zeros((BT, BN), tl.float32)
             for i in tl.static_range(PARTS):
-                summed += tl.load(here + i * size, mask=inside, other=0.0, cache_modifier=".cg")
+                summed += tl.load(here + (first_part + i) * T * N, mask=inside, other=0.0, cache_modifier=".cg")
             tl.store(there, _narrow(summed, out.dtype.element_ty), mask=inside)
             tl.store(counter, 0)  # ready for the next product that takes this counter
 
@@ -310,7 +351,7 @@ def quantise(x: Tensor) -> Quantised:
     out = _quantised_like(x, tokens, width)
     grid, tile = _steps(tokens, width)
     if tokens:
-        _quantise[grid](x, *out, tokens, width, x.stride(0), out.scales.stride(1), **tile)
+        _quantise[grid](x, *out, tokens, width, x.stride(0), out.scales.stride(1), **tile, **_overlap())
     return out
 
 
@@ -323,7 +364,9 @@ def gated(h: Tensor, limit: float | None, quantised: bool) -> Quantised | Tensor
     if tokens:
         cap = 0.0 if limit is None else limit
         strides = h.stride(0), out.scales.stride(1)
-        _gated[grid](h, *out, tokens, width, cap, *strides, CAPPED=limit is not None, QUANTISED=quantised, **tile)
+        _gated[grid](
+            h, *out, tokens, width, cap, *strides, CAPPED=limit is not None, QUANTISED=quantised, **tile, **_overlap()
+        )
     return out if quantised else out.values
 
 
@@ -341,7 +384,7 @@ def latents(
             x, q_gain, kv_gain, cos.contiguous(), sin.contiguous(), *c_q, kv, tokens, x.stride(0),
             c_q.scales.stride(1), eps, Q=rank, D=width, ROPE=rope, QUANTISED=quantised, PACKED=packed,
             Q_BLOCKS=triton.next_power_of_2(-(-rank // BLOCK)), D_BLOCKS=triton.next_power_of_2(-(-width // 64)),
-            R=1, num_warps=4,
+            R=1, num_warps=4, **_overlap(),
         )  # fmt: skip
     return c_q if quantised else c_q.values, kv
 
@@ -356,7 +399,16 @@ def turn_back(o: Tensor, cos: Tensor, sin: Tensor, quantised: bool) -> Quantised
         sizes = {"WIDTH": heads * dim, "D": dim, "ROPE": 2 * cos.shape[1]}
         strides = o.stride(0), out.scales.stride(1)
         _turn_back[grid](
-            o, cos.contiguous(), sin.contiguous(), *out, tokens, *strides, QUANTISED=quantised, **sizes, **tile
+            o,
+            cos.contiguous(),
+            sin.contiguous(),
+            *out,
+            tokens,
+            *strides,
+            QUANTISED=quantised,
+            **sizes,
+            **tile,
+            **_overlap(),
         )
     return out if quantised else out.values
 
@@ -441,7 +493,7 @@ def by_vector(x: Tensor | Quantised, w: Weight, out: Tensor, config: dict[str, A
     _vector[triton.cdiv(height, block_n), groups](
         values, scales, matrix, factors, out, height, width, values.stride(0), scales.stride(-1), factors.stride(-2),
         out.stride(0), FP8=matrix.dtype == ref.FP8, TWO=values.shape[0] == 2, EVEN=width % (blocks * BLOCK) == 0,
-        STEPS=triton.cdiv(width, blocks * BLOCK), BN=block_n, C=blocks, num_warps=config["warps"],
+        STEPS=triton.cdiv(width, blocks * BLOCK), BN=block_n, C=blocks, num_warps=config["warps"], **_overlap(),
     )  # fmt: skip
     return out
 
@@ -452,6 +504,7 @@ def by_rows(x: Tensor | Quantised, w: Weight, out: Tensor, config: dict[str, Any
     fp8 = matrix.dtype == ref.FP8
     tokens, (height, width) = values.shape[0], matrix.shape[-2:]
     groups = matrix.numel() // (height * width)
+    # Triton has wgmma for 16 rows, not for 8.
     block_t = min(FEW, max(16, triton.next_power_of_2(tokens)))
     block_n, block_k = config["block_n"], BLOCK if fp8 else config["depth_plain"]
     tiles_n, tiles_t, steps = triton.cdiv(height, block_n), triton.cdiv(tokens, block_t), triton.cdiv(width, block_k)
@@ -465,7 +518,7 @@ def by_rows(x: Tensor | Quantised, w: Weight, out: Tensor, config: dict[str, Any
         values, scales, matrix, factors, out, scratch, counters, tokens, height, width, values.stride(0),
         scales.stride(-1), factors.stride(-2), out.stride(0), FP8=fp8, EVEN=width % block_k == 0,
         BT=block_t, BN=block_n, BK=block_k, PARTS=parts, STEPS=steps // parts, STAGES=config["stages"],
-        num_warps=config["warps"],
+        num_warps=config["warps"], **_overlap(),
     )  # fmt: skip
     return out
 
@@ -514,6 +567,11 @@ def _plain(x: Tensor, tokens: int, width: int) -> Quantised:
     """A result without scales, in the same shape of arguments."""
     out = x.new_empty(tokens, width)
     return Quantised(out, out)
+
+
+def _overlap() -> dict[str, bool]:
+    on = OVERLAP["on"] and not INTERPRETED
+    return {"PDL": True, "launch_pdl": True} if on else {"PDL": False}
 
 
 def _steps(tokens: int, width: int) -> tuple[tuple[int, int], dict[str, int]]:
