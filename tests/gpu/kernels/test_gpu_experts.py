@@ -19,8 +19,8 @@ from longread.spec.model import MoESpec
 pytestmark = pytest.mark.gpu
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 real_sizes = pytest.mark.skipif(INTERPRETED, reason="real sizes need a device")
-# Rounding hidden numbers to e4m3 (three digits) is off by 2.6 % in the mean square; the interpreter truncates: twice.
-ROUNDING = 0.1 if INTERPRETED else 0.035
+# A hidden number is rounded to e4m3 by at most 1/16 (the interpreter truncates: 1/8); a few of them can be all of a sum.
+ROUNDING = 0.14 if INTERPRETED else 0.066
 
 
 def moe(routed: int = 16, top_k: int = 4, **changes: object) -> MoESpec:

@@ -1,4 +1,4 @@
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, misc"
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, untyped-decorator"
 """Products of slots (pairs of a token and an expert, sorted by expert) with their experts' weights, for Hopper.
 
 Knows tiles, forms of weights and how each becomes a tensor-core operand; knows neither how slots are made nor how

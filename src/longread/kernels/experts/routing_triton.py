@@ -1,4 +1,4 @@
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, misc"
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, untyped-decorator"
 """From router logits to experts and weights in one kernel, all of kernels/router/ref.py's methods.
 
 Knows logits [T, E]; the product that makes them is torch's. A choice never depends on the order of a search: equal

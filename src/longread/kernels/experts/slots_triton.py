@@ -1,4 +1,4 @@
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, misc"
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, untyped-decorator"
 """Slots: a step's (token, expert) pairs sorted by expert, each expert's share padded to whole blocks; and what is done
 to rows of slots besides products.
 

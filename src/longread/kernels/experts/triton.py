@@ -1,4 +1,4 @@
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, misc"
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, untyped-decorator"
 """Routed experts on Hopper: which of three ways a step's experts are computed, and their launches.
 
 Knows shapes and regimes; the kernels are in grouped_triton.py (products) and slots_triton.py (sorting, summing). No
