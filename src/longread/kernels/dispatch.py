@@ -22,10 +22,12 @@ from longread.kernels.indexer import ref as indexer
 from longread.kernels.linear import cpu as linear_cpu
 from longread.kernels.linear import ref as linear
 from longread.kernels.mla import cpu as mla_cpu
+from longread.kernels.mla import device_ref as mla_device
 from longread.kernels.mla import ref as mla
 from longread.kernels.moe import cpu as moe_cpu
 from longread.kernels.moe import ref as moe
 from longread.kernels.norm import cpu as norm_cpu
+from longread.kernels.norm import device_ref as norm_device
 from longread.kernels.norm import ref as norm
 from longread.kernels.rope import cpu as rope_cpu
 from longread.kernels.rope import ref as rope
@@ -63,7 +65,12 @@ TABLE: Mapping[Callable[..., Any], Mapping[str, Callable[..., Any]]] = {
     indexer.chosen_rows: {"cpu": indexer.chosen_rows},
     sparse_attention.attend: {"cpu": sparse_attention.attend},
     sparse_attention.decode: {"cpu": sparse_attention_cpu.decode},
-    # What models/native_v4.py is made of: a CPU runs the references, for tests.
+    # What models/native_v4.py and native_v3.py are made of: a CPU runs the references, for tests.
+    norm_device.add_norm: {"cpu": norm_device.add_norm},
+    mla_device.latents: {"cpu": mla_device.latents},
+    mla_device.rotate: {"cpu": mla_device.rotate},
+    mla_device.attend_rows: {"cpu": mla_device.attend_rows},
+    mla_device.attend_chunk: {"cpu": mla_device.attend_chunk},
     fp8.quantise: {"cpu": fp8.quantise},
     fp8.linear: {"cpu": fp8.linear},
     fp8.grouped_linear: {"cpu": fp8.grouped_linear},
