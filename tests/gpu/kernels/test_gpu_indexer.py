@@ -219,13 +219,17 @@ def test_plans_cover_every_length() -> None:
     assert topk.plan(10**9, 512) is None
 
 
-def _same_quality(got: Tensor, want: Tensor, logits: Tensor) -> None:
-    """Both take as many, ascending, and what only one of them takes scores alike to float32 rounding."""
+def _same_quality(got: Tensor, want: Tensor, logits: Tensor, fp8: bool) -> None:
+    """Both take as many, ascending, nearly the same, and what only one of them takes scores alike up to rounding.
+
+    Hopper's FP8 products keep some 14 bits of a sum, float32 ones 24: a score is off by 1e-4 of itself or by far less.
+    """
     assert torch.equal((got >= 0).sum(-1), (want >= 0).sum(-1))
     assert bool(((got[:, 1:] > got[:, :-1]) | (got[:, 1:] < 0)).all())
-    assert float((got != want).any(-1).float().mean()) < 0.2
+    shared = (got[:, :, None] == want[:, None, :]).any(-1)
+    assert float(shared.float().mean()) > (0.99 if fp8 else 0.999)
     scores = [logits.gather(1, x.clamp_min(0).long()).masked_fill(x < 0, 0).sort(-1).values for x in (got, want)]
-    torch.testing.assert_close(scores[0], scores[1], rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(scores[0], scores[1], rtol=1e-3 if fp8 else 1e-5, atol=1e-3)
 
 
 @pytest.mark.skipif(interpreted, reason="real sizes")
@@ -245,7 +249,7 @@ def test_a_chunk_at_real_sizes(device: str, seed: int, start: int, length: int, 
     got, want = kernels.choose_chunk(q, w, keys, where, top_k), ref.choose_chunk(q, w, keys, where, top_k)
     assert torch.equal(got, kernels.choose_chunk(q, w, keys, where, top_k))
     some = torch.arange(0, length, max(1, length // 64), device=device)
-    _same_quality(got[some], want[some], ref._scaled_scores(q[some], w[some], keys))
+    _same_quality(got[some], want[some], ref._scaled_scores(q[some], w[some], keys), fp8)
 
 
 @pytest.mark.skipif(interpreted, reason="real sizes")
@@ -269,4 +273,4 @@ def test_rows_at_real_sizes(device: str, seed: int, batch: int, bound: int, fp8:
         place[rows] = torch.arange(len(rows), device=device)
         keys = ref.Keys(values.flatten(0, 1)[rows], scales.flatten()[rows])
         chosen = [torch.where(x[b] >= 0, place[x[b].clamp_min(0).long()], -1)[None] for x in (got, want)]
-        _same_quality(chosen[0], chosen[1], ref._scaled_scores(q[b : b + 1], w[b : b + 1], keys))
+        _same_quality(chosen[0], chosen[1], ref._scaled_scores(q[b : b + 1], w[b : b + 1], keys), fp8)

@@ -20,7 +20,8 @@ LEAST = tl.constexpr(-(1 << 31))  # below the key of any number, -inf included
 DIRECT = (128, 256, 512)  # groups of a row that is read whole: up to 8,192 scores
 PRUNED = (2048, 4096, 8192, 16384)  # groups of a row of which the maxima are read: up to 262,144 scores
 ENTRIES = 1 << 14  # elements of one selection: counts of equals are kept in 15 bits
-WARPS = {128: 4}  # by groups; 8 for the others: elements stay in registers
+WARPS = {2048: 4, 8192: 8, ENTRIES: 8}  # by elements of the larger selection, all in registers
+REGISTERS = {2048: None, 8192: 128, ENTRIES: None}  # of a thread; 128: two programs share a multiprocessor
 
 
 class Plan(NamedTuple):
@@ -186,6 +187,8 @@ def best(
     top_k = out.shape[1]
     width = triton.next_power_of_2(top_k)
     how = how or Plan(1, 1, False)  # nothing is searched
+    entries = max(how.groups, width * how.size) if how.pruned else how.groups * how.size
+    kind = min(size for size in WARPS if entries <= size)
     empty = out if tables is None else tables
     logits_ = out if logits is None else logits
     maxima_ = out if maxima is None else maxima
@@ -208,7 +211,8 @@ def best(
         PRUNED=how.pruned,
         FLAT=tables is not None,
         PER_PAGE=per_page,
-        num_warps=4 if logits is None else WARPS.get(how.groups, 8),
+        num_warps=WARPS[kind],
+        maxnreg=REGISTERS[kind] if tables is None else None,  # a decode step has no two for one multiprocessor
     )
 
 
