@@ -34,19 +34,19 @@ def tables(shifts):
 
 
 @triton.jit
-def decoded(words, scales):
-    """words: uint8 [R, 64], 16 words of a group. scales: int32 [R], its four scale bytes. -> two e4m3 [R, 64].
+def decoded(words, scales, HALF: tl.constexpr):
+    """words: uint8 [R, 32], the words 8 * HALF .. + 8 of a group. scales: int32 [R], the group's four scale bytes.
 
-    The first result holds the group's columns 0-63, the second 64-127. True only where a thread's registers hold whole
-    words in a row, which is how the tensor core takes e4m3.
+    -> e4m3 [R, 32] of the columns from 32 * HALF, and of those from 64 + 32 * HALF. One block a row in each, so nothing
+    depends on the column, and the compiler decodes in the very registers that feed the tensor core. True only where a
+    thread's registers hold whole words in a row: so they do, for the tensor core takes e4m3 in fours.
     """
-    place = (tl.arange(0, 64) // 32 * 8)[None, :]
-    low0, high0 = tables((scales[:, None] >> place) & 0xFF)
-    low1, high1 = tables((scales[:, None] >> (place + 16)) & 0xFF)
+    low0, high0 = tables((scales >> (8 * HALF)) & 0xFF)
+    low1, high1 = tables((scales >> (16 + 8 * HALF)) & 0xFF)
     return tl.inline_asm_elementwise(
         DECODE,
         CONSTRAINTS,
-        [words, low0, high0, low1, high1],
+        [words, low0[:, None], high0[:, None], low1[:, None], high1[:, None]],
         dtype=(tl.float8e4nv, tl.float8e4nv),
         is_pure=True,
         pack=4,
@@ -54,17 +54,15 @@ def decoded(words, scales):
 
 
 @triton.jit
-def decoded_plainly(rows, group, scales):
-    """``decoded`` in plain operations, from pointers to rows [R, 1]; each half reads its bytes twice."""
-    j = tl.arange(0, 64)[None, :]
+def decoded_plainly(group_rows, scales, HALF: tl.constexpr):
+    """``decoded`` in plain operations, from pointers to a group's bytes [R, 1]; for where there is no assembler."""
+    j = 32 * HALF + tl.arange(0, 32)[None, :]
     i = j % 4
-    word = group * 64 + j - i
-    signs = tl.load(rows + word + i).to(tl.int32)
-    first = tl.load(rows + word + i // 2).to(tl.int32) >> (i % 2 * 4)
-    second = tl.load(rows + word + 2 + i // 2).to(tl.int32) >> (i % 2 * 4)
-    place = j // 32 * 8
-    shift0 = (scales[:, None] >> place) & 0xFF
-    shift1 = (scales[:, None] >> (place + 16)) & 0xFF
+    signs = tl.load(group_rows + j).to(tl.int32)
+    first = tl.load(group_rows + j - i + i // 2).to(tl.int32) >> (i % 2 * 4)
+    second = tl.load(group_rows + j - i + 2 + i // 2).to(tl.int32) >> (i % 2 * 4)
+    shift0 = ((scales >> (8 * HALF)) & 0xFF)[:, None]
+    shift1 = ((scales >> (16 + 8 * HALF)) & 0xFF)[:, None]
     return _e4m3(first & 7, signs & 0x80, shift0), _e4m3(second & 7, (signs & 8) << 4, shift1)
 
 
@@ -82,33 +80,46 @@ def power_above(peak):
 
 
 @triton.jit
-def _product(acc, rows, row, k, x0, x1, x_scale0, x_scale1, scales, KIND: tl.constexpr, GROUP: tl.constexpr,
-             ASM: tl.constexpr):  # fmt: skip
-    """acc [R, T] + the product of one group of 128 columns; x_scale: float32 [1, T] or unused."""
-    j = tl.arange(0, 64)[None, :]
-    if KIND == "fp4_words":
-        if ASM:
-            w0, w1 = decoded(tl.load(rows + k * 64 + j), scales)
-        else:
-            w0, w1 = decoded_plainly(rows, k, scales)
+def _words_product(acc, rows, k, xa, xb, xc, xd, x_scale0, x_scale1, scales, GROUP: tl.constexpr, ASM: tl.constexpr):
+    """acc [R, T] + the product of group k of 128 columns, four times 32; x_scale: float32 [1, T] or unused."""
+    at = rows + k * 64
+    if ASM:
+        a, c = decoded(tl.load(at + tl.arange(0, 32)[None, :]), scales, 0)
+        b, d = decoded(tl.load(at + 32 + tl.arange(0, 32)[None, :]), scales, 1)
     else:
-        w0 = tl.load(rows + k * 128 + j)
-        w1 = tl.load(rows + k * 128 + 64 + j)
+        a, c = decoded_plainly(at, scales, 0)
+        b, d = decoded_plainly(at, scales, 1)
+    part = tl.dot(a, xa)
+    part = tl.dot(b, xb, part)
+    if GROUP == 64:
+        acc += part * x_scale0
+        part = tl.dot(c, xc)
+    else:
+        part = tl.dot(c, xc, part)
+    part = tl.dot(d, xd, part)
+    if GROUP == 0:
+        return acc + part
+    return acc + part * x_scale1
+
+
+@triton.jit
+def _product(acc, rows, k, x0, x1, x_scale0, x_scale1, scales, KIND: tl.constexpr, GROUP: tl.constexpr):
+    """The same of weights that are operands as they lie; scales: float32 [R, 1], the weights'."""
+    j = tl.arange(0, 64)[None, :]
+    w0 = tl.load(rows + k * 128 + j)
+    w1 = tl.load(rows + k * 128 + 64 + j)
     if KIND == "plain":
         acc = tl.dot(w0, x0, acc, input_precision="ieee")
         return tl.dot(w1, x1, acc, input_precision="ieee")
-    if KIND == "fp8":
-        x_scale0 *= scales
-        x_scale1 *= scales
     part = tl.dot(w0, x0)
     if GROUP == 64:
-        acc += part * x_scale0
+        acc += part * (x_scale0 * scales)
         part = tl.dot(w1, x1)
     else:
         part = tl.dot(w1, x1, part)
-    if GROUP == 0 and KIND == "fp4_words":
-        return acc + part
-    return acc + part * x_scale1
+    if GROUP == 0:
+        return acc + part * scales
+    return acc + part * (x_scale1 * scales)
 
 
 @triton.jit
@@ -144,15 +155,14 @@ def grouped(
     x_rows = x_rows.to(tl.int64)
     half: tl.constexpr = ROWS // 2 if GATED else BR
     row = tile * (BR if GATED else 2 * BR) + tl.arange(0, BR)
-    at = expert.to(tl.int64) * ROWS + row
+    weight_row = expert.to(tl.int64) * ROWS + row
     BYTES: tl.constexpr = K // 2 if KIND == "fp4_words" else K
-    gate_rows = w + (at * BYTES)[:, None]
+    gate_rows = w + (weight_row * BYTES)[:, None]
     up_rows = gate_rows + half * BYTES
-    j = tl.arange(0, 64)[:, None]
     x_at = x + (x_rows * x_row)[None, :]
     if KIND == "fp4_words":
         s32 = s.to(tl.pointer_type(tl.int32))
-        gate_scale_at = s32 + at * GROUPS
+        gate_scale_at = s32 + weight_row * GROUPS
         up_scale_at = gate_scale_at + half * GROUPS
     elif KIND == "fp8":
         gate_scale_at = s + ((expert.to(tl.int64) * (ROWS // 128) + row // 128) * GROUPS)[:, None]
@@ -160,8 +170,6 @@ def grouped(
     gate = tl.zeros((BR, BT), dtype=tl.float32)
     up = tl.zeros((BR, BT), dtype=tl.float32)
     for k in range(GROUPS):
-        x0 = tl.load(x_at + (k * 128 + j), mask=there[None, :], other=0.0)
-        x1 = tl.load(x_at + (k * 128 + 64 + j), mask=there[None, :], other=0.0)
         xs0 = 1.0
         xs1 = 1.0
         if GROUP == 128:
@@ -174,11 +182,23 @@ def grouped(
         if KIND != "plain":
             gate_scale = tl.load(gate_scale_at + k)
             up_scale = tl.load(up_scale_at + k)
-        gate = _product(gate, gate_rows, row, k, x0, x1, xs0, xs1, gate_scale, KIND, GROUP, ASM)
-        up = _product(up, up_rows, row, k, x0, x1, xs0, xs1, up_scale, KIND, GROUP, ASM)
+        if KIND == "fp4_words":
+            at = x_at + k * 128 + tl.arange(0, 32)[:, None]
+            xa = tl.load(at, mask=there[None, :], other=0.0)
+            xb = tl.load(at + 32, mask=there[None, :], other=0.0)
+            xc = tl.load(at + 64, mask=there[None, :], other=0.0)
+            xd = tl.load(at + 96, mask=there[None, :], other=0.0)
+            gate = _words_product(gate, gate_rows, k, xa, xb, xc, xd, xs0, xs1, gate_scale, GROUP, ASM)
+            up = _words_product(up, up_rows, k, xa, xb, xc, xd, xs0, xs1, up_scale, GROUP, ASM)
+        else:
+            at = x_at + k * 128 + tl.arange(0, 64)[:, None]
+            x0 = tl.load(at, mask=there[None, :], other=0.0)
+            x1 = tl.load(at + 64, mask=there[None, :], other=0.0)
+            gate = _product(gate, gate_rows, k, x0, x1, xs0, xs1, gate_scale, KIND, GROUP)
+            up = _product(up, up_rows, k, x0, x1, xs0, xs1, up_scale, KIND, GROUP)
     if KIND == "fp4_words":
-        gate *= tl.load(r + at)[:, None]
-        up *= tl.load(r + at + half)[:, None]
+        gate *= tl.load(r + weight_row)[:, None]
+        up *= tl.load(r + weight_row + half)[:, None]
     if GROUP == 0 and KIND != "plain":
         factor = tl.load(xs + x_rows * xs_row)[None, :]
         gate *= factor

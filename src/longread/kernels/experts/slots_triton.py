@@ -147,7 +147,7 @@ class Slots:
         )  # fmt: skip
         _place[(parts,)](
             ids, counts, self.ends, self.order, self.where, self.block_expert, pairs,
-            EXPERTS=wide, P=SORTED, BT=block, STEP=32, num_warps=4,
+            EXPERTS=wide, P=SORTED, BT=block, STEP=16, num_warps=8,
         )  # fmt: skip
 
 

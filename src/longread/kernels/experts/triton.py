@@ -60,13 +60,13 @@ CONFIGS: dict[str, list[tuple[float, Config]]] = {
     "fp4_words": [
         (4, Config(block=16, stages13=6, stages2=6)),
         (24, Config(block=32, stages13=5, stages2=5)),
-        (96, Config(block=64, stages13=4, stages2=4)),
+        (96, Config(block=64, stages13=4, stages2=4, per_row=True)),
         (float("inf"), Config(block=128, stages13=4, stages2=4, per_row=True)),
     ],
     "fp8": [
         (4, Config(block=16, stages13=5, stages2=5)),
         (24, Config(block=32, stages13=4, stages2=4)),
-        (float("inf"), Config(block=64, stages13=4, stages2=4)),
+        (float("inf"), Config(block=64, stages13=4, stages2=4, per_row=True)),
     ],
     "plain": [
         (4, Config(block=16, stages13=3, stages2=3)),
@@ -120,7 +120,7 @@ def first(
     _, rows, width = w.w13.shape
     if w.kind == "fp4_words":
         width *= 2
-    per_row = config.per_row and w.kind == "fp4_words"
+    per_row = config.per_row and w.kind != "plain"
     to_fp8 = w.kind != "plain" and not per_row
     hidden = torch.empty(slots.count, rows // 2, dtype=torch.float8_e4m3fn if to_fp8 else u.dtype, device=u.device)
     scales: Tensor | None = None
@@ -156,7 +156,8 @@ def second(
         hidden, xs, w.w2, _or(w.s2, hidden), _or(w.r2, hidden), slots.order, slots.block_expert, y, y,
         0.0, hidden.stride(0), xs.stride(0), 1 if group else 0,
         ROWS=rows, K=hidden.shape[1], TOP_K=1, KIND=w.kind, GATED=False, GROUP=group, OUT="same", LIMITED=False,
-        ASM=not INTERPRETED, BR=config.rows, BT=config.block, num_warps=config.warps, num_stages=config.stages2,
+        ASM=not INTERPRETED, BR=config.rows, BT=config.block,
+        num_warps=config.warps, num_stages=config.stages2,
     )  # fmt: skip
     return y
 
