@@ -221,9 +221,10 @@ def choose_chunk(q: Tensor, w: Tensor, keys: Keys, where: Chunk, top_k: int) -> 
     tokens, heads, di = q.shape
     n = where.bound // RATIO
     out = torch.empty(tokens, top_k, dtype=torch.int32, device=q.device)
+    if not tokens:
+        return out
     if n <= top_k:
-        if tokens:
-            topk.best(None, None, where.positions, None, out, 0, tokens, None, RATIO, 1)
+        topk.best(None, None, where.positions, None, out, 0, tokens, None, RATIO, 1)
         return out
     how = topk.plan(n, top_k)
     if how is None or not _served(q, keys.values):
@@ -232,7 +233,7 @@ def choose_chunk(q: Tensor, w: Tensor, keys: Keys, where: Chunk, top_k: int) -> 
     q, w = q.contiguous(), w.contiguous()
     nq = max(1, COLUMNS["chunk"] // heads)
     blocks = -(-tokens // max(1, SCRATCH_BYTES // (4 * n)))
-    size = -(-tokens // (max(1, blocks) * 16)) * 16  # of a block of queries, in whole tiles
+    size = -(-tokens // (blocks * 16)) * 16  # of a block of queries, in whole tiles
     logits, maxima = topk.scratch(-(-size // nq) * nq, n, how, q.device)
     for first in range(0, tokens, size):
         count = min(size, tokens - first)
@@ -344,9 +345,10 @@ def choose_rows(q: Tensor, w: Tensor, store: Tensor, where: Rows, top_k: int) ->
     batch, heads, di = q.shape
     n, per_page = where.bound // RATIO, store.shape[1]
     out = torch.empty(batch, top_k, dtype=torch.int32, device=q.device)
+    if not batch:
+        return out
     if n <= top_k:
-        if batch:
-            topk.best(None, None, where.positions, where.tables, out, 0, batch, None, RATIO, per_page)
+        topk.best(None, None, where.positions, where.tables, out, 0, batch, None, RATIO, per_page)
         return out
     how = topk.plan(n, top_k)
     packed = store.dtype == torch.uint8
