@@ -56,6 +56,7 @@ class Driver:
     dtype: torch.dtype = torch.float32
     shuffle: bool = False
     cache: CacheKind = "model"
+    device: str = "cpu"
     state: dict[str, Tensor] = field(init=False)
     tables: dict[int, list[int]] = field(init=False)
     lengths: dict[int, int] = field(init=False)
@@ -65,7 +66,8 @@ class Driver:
         for g in state_groups(self.spec, self.cache):
             kind = {"model": self.dtype, "float32": torch.float32, "uint8": torch.uint8}[g.dtype]
             shape = (self.pages, g.rows_per_page) if g.kind == "rows" else (self.slots, g.ring_rows)
-            self.state[g.name] = torch.full((len(g.layers), *shape, g.width), _poison(kind), dtype=kind)
+            whole = len(g.layers), *shape, g.width
+            self.state[g.name] = torch.full(whole, _poison(kind), dtype=kind, device=self.device)
         ids = list(range(self.pages))
         if self.shuffle:
             ids = torch.randperm(self.pages, generator=torch.Generator().manual_seed(1)).tolist()

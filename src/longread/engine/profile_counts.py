@@ -20,10 +20,11 @@ INDEX, TOP_K, ELEMENTWISE = "indexer scores", "indexer top-k", "norms, rope, str
 SAMPLER, BETWEEN, BOOKS = "sampler", "model, between ops", "schedule and books"
 GROUPS: Final = (LINEARS, EXPERTS, ATTENTION, INDEX, TOP_K, ELEMENTWISE, SAMPLER, BETWEEN, BOOKS)
 _OPS: Final = {
-    **dict.fromkeys(("linear.linear", "moe.mlp", "router.router_logits"), LINEARS),
-    "moe.experts": EXPERTS,
+    **dict.fromkeys(("linear.linear", "moe.mlp", "router.router_logits", "fp8.linear", "fp8.grouped_linear"), LINEARS),
+    **dict.fromkeys(("moe.experts", "experts.experts"), EXPERTS),
     **dict.fromkeys(("mla.attend", "sparse_attention.attend", "sparse_attention.decode"), ATTENTION),
-    "indexer.scores": INDEX,
+    **dict.fromkeys(("sparse_attention.entries", "sparse_attention.rows", "sparse_attention.chunk"), ATTENTION),
+    **dict.fromkeys(("indexer.scores", "indexer.choose_rows", "indexer.choose_chunk"), INDEX),  # the latter choose too
     **dict.fromkeys(("indexer.chosen", "indexer.chosen_rows"), TOP_K),
 }
 _NAMES: Final = {

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from longread.cli.checkpoint import locate
 from longread.engine.runner import Model
+from longread.kernels.dispatch import force_reference, kernel
+from longread.kernels.norm import ref as norm
 from longread.kernels.places import Chunk, Rows
 from longread.measure.reading import write
 from longread.models import native_step
@@ -228,6 +230,18 @@ def test_random_stored_weights_keep_activations_near_one(kind: str) -> None:
     driver = Driver(spec, model, dtype=torch.bfloat16, shuffle=True, cache="fp8")
     logits = torch.cat([driver.step([(0, part)])[0] for part in (prompt(300, spec.vocab), [5], [6])])
     assert 0.3 < logits.std() < 3
+
+
+def test_references_can_be_forced() -> None:
+    """For every device, also one that an operation has no kernel for."""
+    assert kernel(norm.rms_norm, "cpu") is not norm.rms_norm
+    force_reference()
+    try:
+        assert kernel(norm.rms_norm, "cpu") is norm.rms_norm
+        assert kernel(norm.rms_norm, "cuda") is norm.rms_norm
+    finally:
+        force_reference(False)
+    assert kernel(norm.rms_norm, "cpu") is not norm.rms_norm
 
 
 def test_matrices_that_share_a_scale_block_are_refused() -> None:
