@@ -16,6 +16,10 @@ from longread.kernels.hyper import ref as hyper
 from longread.kernels.hyper import triton as hyper_triton
 from longread.kernels.indexer import ref as indexer
 from longread.kernels.indexer import triton as indexer_triton
+from longread.kernels.mla import device_ref as mla
+from longread.kernels.mla import triton as mla_triton
+from longread.kernels.norm import device_ref as norm
+from longread.kernels.norm import triton as norm_triton
 from longread.kernels.sparse_attention import device_ref as sparse_attention
 from longread.kernels.sparse_attention import triton as sparse_attention_triton
 from longread.kernels.window import ref as window
@@ -34,6 +38,11 @@ CUDA: Mapping[Callable[..., Any], Callable[..., Any]] = {
     experts.prepare: experts_triton.prepare,
     experts.route: experts_triton.route,
     experts.experts: experts_triton.experts,
+    norm.add_norm: norm_triton.add_norm,
+    mla.latents: mla_triton.latents,
+    mla.rotate: mla_triton.rotate,
+    mla.attend_rows: mla_triton.attend_rows,
+    mla.attend_chunk: mla_triton.attend_chunk,
     compressor.rows: compressor_triton.rows,
     compressor.chunk: compressor_triton.chunk,
     indexer.queries: indexer_triton.queries,
@@ -44,6 +53,6 @@ CUDA: Mapping[Callable[..., Any], Callable[..., Any]] = {
     window.slab: window_triton.slab,
     window.keep: window_triton.keep,
     sparse_attention.entries: sparse_attention_triton.entries,
-    sparse_attention.rows: sparse_attention_triton.rows,
-    sparse_attention.chunk: sparse_attention_triton.chunk,
+    sparse_attention.rows_turned: sparse_attention_triton.rows_turned,
+    sparse_attention.chunk_turned: sparse_attention_triton.chunk_turned,
 }
