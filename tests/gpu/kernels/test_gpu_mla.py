@@ -93,6 +93,26 @@ def test_attend_rows(size: Sizes, positions: list[int], packed: bool, device: st
     assert not got[where < 0].any()
 
 
+@real
+@pytest.mark.parametrize("packed", [False, True])
+def test_both_kernels_of_the_models_own_sizes(packed: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What rows_gluon.py does, done by Triton's compiler; one part and many."""
+    kv_b, scale = weights(V3, device)
+    store, table = stored(3000, V3, packed, device)
+    q = queries(3, V3, device)
+    where = torch.tensor([2999, -1, 64], dtype=torch.int32, device=device)
+    rows = Rows(where, where, table.expand(3, -1), 256 * table.shape[0])
+    want = ref.attend_rows(q.float(), store, kv_b.float(), scale, rows)
+    for by_hand in (False, True):
+        monkeypatch.setitem(fast.BY_HAND, packed, by_hand)
+        for splits in (1, 5, 64):
+            monkeypatch.setattr(fast, "_splits", lambda programs, blocks, n=splits: n)
+            with poison.poisoned_memory():
+                got = fast.attend_rows(q, store, kv_b, scale, rows)
+            close(got, want)
+            assert not got[1].any()
+
+
 def test_every_number_of_splits(device: str) -> None:
     """More parts than key blocks: some have no keys."""
     kv_b, scale = weights(READER, device)

@@ -51,7 +51,7 @@ TILES: dict[int, Tile] = {
 }
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def _take_in(
     x_ptr, out_ptr, y_ptr, post_ptr, a_ptr, rows_ptr, fn_ptr, part_ptr, tokens, hidden, y_stride,
     part_token, part_slice, part_number,
@@ -230,7 +230,7 @@ def _weigh(
     return c0, c1, c2, c3
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def _weigh_many(
     part_ptr, base_ptr, scale_ptr, pre_ptr, post_ptr, a_ptr, tokens, hidden, eps, rms_eps,
     part_token, part_slice, part_number, ITERS: tl.constexpr, S: tl.constexpr, BT: tl.constexpr,
@@ -248,7 +248,7 @@ def _weigh_many(
     tl.store(pre_ptr + t * 4 + 3, c3, mask=here)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["scale_stride"])
 def _finish(
     x_ptr, part_ptr, sum_ptr, base_ptr, scale_ptr, gain_ptr, u_ptr, q_ptr, s_ptr, post_ptr, a_ptr,
     hidden, eps, rms_eps, part_token, part_slice, part_number, scale_stride,

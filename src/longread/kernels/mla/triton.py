@@ -23,8 +23,9 @@ from torch.nn import functional
 
 from longread.kernels.fallback import fallback
 from longread.kernels.fp8.ref import BLOCK, FP8, Quantised
-from longread.kernels.mla import device_ref
+from longread.kernels.mla import device_ref, rows_gluon
 from longread.kernels.mla.device_ref import PAGE, packed_bytes
+from longread.kernels.mla.ref import LOG2E
 from longread.kernels.norm.triton import to_fp8
 from longread.kernels.places import Chunk, Rows
 
@@ -50,10 +51,12 @@ TILES: dict[tuple[int, bool], Tile] = {
     (64, False): Tile(64, 8, 2),
     (64, True): Tile(32, 8, 2),
 }
+INTERPRETED: bool = triton.knobs.runtime.interpret  # which Gluon has not
+BY_HAND = {False: True, True: True}  # whether the model's own sizes go to rows_gluon.py, by whether rows are packed
 WARPS = {"latents": 4, "rotate": 4, "combine": 4, "merge": 4}
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["scale_stride", "table_stride"])
 def _latents(
     q_ptr, kv_ptr, q_gain_ptr, kv_gain_ptr, cos_ptr, sin_ptr, c_ptr, s_ptr, store_ptr, positions_ptr, table_ptr,
     q_stride, kv_stride, scale_stride, table_stride, eps,
@@ -119,17 +122,17 @@ def _rotate(
     tl.store(at, turned.to(q_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "splits", "table_stride"])  # one kernel for all batches and contexts
 def _attend(
-    q_ptr, pe_ptr, store_ptr, table_ptr, positions_ptr, out_ptr, lse_ptr, rows, heads, scale,
+    q_ptr, pe_ptr, store_ptr, table_ptr, positions_ptr, out_ptr, lse_ptr, rows, heads, scale, splits,
     q_head, pe_row, pe_head, table_stride,
-    SPLITS: tl.constexpr, RANK: tl.constexpr, ROPE: tl.constexpr, WIDTH: tl.constexpr, PACKED: tl.constexpr,
+    WHOLE: tl.constexpr, RANK: tl.constexpr, ROPE: tl.constexpr, WIDTH: tl.constexpr, PACKED: tl.constexpr,
     BH: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """BH heads of a row over one of SPLITS parts of its keys. scale is to base 2.
+    """BH heads of a row over one of ``splits`` parts of its keys. scale is to base 2.
 
-    q [H, B, RANK]; out: [B, H, SPLITS, RANK] float32 with lse [B, H, SPLITS] (base 2; -inf: a part without keys, whose
-    out is not written), or with one part [H, B, RANK].
+    q [H, B, RANK]; out: [B, H, splits, RANK] float32 with lse [B, H, splits] (base 2; -inf: a part without keys, whose
+    out is not written), or WHOLE, with one part, [H, B, RANK].
     """
     b = tl.program_id(1).to(tl.int64)
     part = tl.program_id(2)
@@ -141,7 +144,7 @@ def _attend(
     pe = tl.load(pe_ptr + b * pe_row + h[:, None] * pe_head + e[None, :], mask=known[:, None], other=0.0)
     length = tl.load(positions_ptr + b) + 1
     blocks = tl.cdiv(length, BN)
-    each = tl.cdiv(blocks, SPLITS)
+    each = tl.cdiv(blocks, splits)
     first = part * each
     last = tl.minimum(first + each, blocks)
     peak = tl.full((BH,), float("-inf"), tl.float32)
@@ -176,14 +179,14 @@ def _attend(
         mixed = tl.dot(weights.to(c.dtype), c, mixed * shrink[:, None])
         peak = raised
     mixed = mixed / tl.where(total > 0, total, 1.0)[:, None]
-    if SPLITS == 1:
+    if WHOLE:
         tl.store(
             out_ptr + (h[:, None] * rows + b) * RANK + r[None, :],
             mixed.to(out_ptr.dtype.element_ty),
             mask=known[:, None],
         )
     else:
-        place = (b * heads + h) * SPLITS + part
+        place = (b * heads + h) * splits + part
         tl.store(
             lse_ptr + place,
             tl.where(total > 0, peak + tl.log2(tl.where(total > 0, total, 1.0)), float("-inf")),
@@ -193,33 +196,34 @@ def _attend(
             tl.store(out_ptr + place[:, None] * RANK + r[None, :], mixed, mask=known[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "splits"])
 def _combine(
-    part_ptr, lse_ptr, out_ptr, rows, heads, SPLITS: tl.constexpr, S2: tl.constexpr, RANK: tl.constexpr
+    part_ptr, lse_ptr, out_ptr, rows, heads, splits, MOST: tl.constexpr, RANK: tl.constexpr
 ):  # fmt: skip
     """The parts of one row and head; none has keys for padding, whose result is zeros."""
     b, h = tl.program_id(1).to(tl.int64), tl.program_id(0)
-    place = (b * heads + h) * SPLITS
-    s = tl.arange(0, S2)
-    peak = tl.max(tl.load(lse_ptr + place + s, mask=s < SPLITS, other=float("-inf")), 0)
+    place = (b * heads + h) * splits
+    s = tl.arange(0, MOST)
+    peak = tl.max(tl.load(lse_ptr + place + s, mask=s < splits, other=float("-inf")), 0)
     peak = tl.where(peak > float("-inf"), peak, 0.0)
     r = tl.arange(0, RANK)
     few = tl.arange(0, 16)
-    total = 0.0
+    sums = tl.zeros((16,), tl.float32)
     mixed = tl.zeros((RANK,), tl.float32)
-    for first in tl.static_range(0, SPLITS, 16):
-        s = first + few
-        lse = tl.load(lse_ptr + place + s, mask=s < SPLITS, other=float("-inf"))
+    for first in range(0, splits, 16):
+        now = first + few
+        lse = tl.load(lse_ptr + place + now, mask=now < splits, other=float("-inf"))
         there = (lse > float("-inf"))[:, None]
-        part = tl.load(part_ptr + (place + s)[:, None] * RANK + r[None, :], mask=there, other=0.0)
+        part = tl.load(part_ptr + (place + now)[:, None] * RANK + r[None, :], mask=there, other=0.0)
         weights = tl.exp2(lse - peak)
-        total += tl.sum(weights, 0)
+        sums += weights
         mixed += tl.sum(part * weights[:, None], 0)
+    total = tl.sum(sums, 0)
     mixed = mixed / tl.where(total > 0, total, 1.0)
     tl.store(out_ptr + (h * rows + b) * RANK + r, mixed.to(out_ptr.dtype.element_ty))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def _merge(
     a_ptr, a_lse_ptr, b_ptr, b_lse_ptr, out_ptr, out_lse_ptr, tokens,
     a_token, a_head, b_token, b_head, HEADS: tl.constexpr, V: tl.constexpr, BH: tl.constexpr,
@@ -332,38 +336,42 @@ def _absorbed(folded: Tensor, pe: Tensor, store: Tensor, scale: float, where: Ro
     """Queries [H, B, rank] and pe [B, H, rope] over the latents -> [H, B, rank]."""
     heads, rows, rank = folded.shape
     few = 64 if heads > 16 else 16
+    sizes = heads % rows_gluon.HEADS == 0 and (rank, pe.shape[2]) == (rows_gluon.RANK, rows_gluon.ROPE)
+    by_hand = sizes and folded.dtype == torch.bfloat16 and BY_HAND[packed] and not INTERPRETED
     tile = TILES[few, packed]
-    splits = _splits(rows * triton.cdiv(heads, few), triton.cdiv(where.bound, tile.keys))
+    splits = _splits(
+        rows * triton.cdiv(heads, few), triton.cdiv(where.bound, rows_gluon.KEYS if by_hand else tile.keys)
+    )
     out = torch.empty_like(folded)
     part, lse = out, out
     if splits > 1:
         part = folded.new_empty(rows, heads, splits, rank, dtype=torch.float32)
         lse = folded.new_empty(rows, heads, splits, dtype=torch.float32)
-    _attend[(triton.cdiv(heads, few), rows, splits)](
-        folded, pe, store, where.tables, where.positions, part, lse, rows, heads, scale * 1.4426950408889634,
-        folded.stride(0), pe.stride(0), pe.stride(1), where.tables.stride(0),
-        SPLITS=splits, RANK=rank, ROPE=pe.shape[2], WIDTH=store.shape[2], PACKED=packed, BH=few, BN=tile.keys,
-        num_warps=tile.warps, num_stages=tile.stages,
-    )  # fmt: skip
+    scale *= LOG2E
+    if by_hand:
+        rows_gluon.launch(folded, pe, store, where.tables, where.positions, part, lse, scale, splits)
+    else:
+        _attend[(triton.cdiv(heads, few), rows, splits)](
+            folded, pe, store, where.tables, where.positions, part, lse, rows, heads, scale, splits,
+            folded.stride(0), pe.stride(0), pe.stride(1), where.tables.stride(0),
+            WHOLE=splits == 1, RANK=rank, ROPE=pe.shape[2], WIDTH=store.shape[2], PACKED=packed,
+            BH=few, BN=tile.keys, num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
     if splits > 1:
         _combine[(heads, rows)](
-            part, lse, out, rows, heads,
-            SPLITS=splits, S2=triton.next_power_of_2(splits), RANK=rank, num_warps=WARPS["combine"],
-        )  # fmt: skip
+            part, lse, out, rows, heads, splits, MOST=MOST_SPLITS, RANK=rank, num_warps=WARPS["combine"]
+        )
     return out
 
 
 @cache
 def _splits(programs: int, blocks: int) -> int:
-    """Parts of the keys for which the device is done soonest, by whole waves of programs; a power of two or 3/4 of one,
-    so that few kernels are compiled.
-    """
+    """Parts of the keys for which the device is done soonest, by whole waves of programs."""
 
     def cost(splits: int) -> int:
         return triton.cdiv(programs * splits, SMS) * (triton.cdiv(blocks, splits) + (SPLIT_COST if splits > 1 else 1))
 
-    offered = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, MOST_SPLITS]
-    return min((s for s in offered if s <= max(1, blocks)), key=cost)
+    return min(range(1, max(1, min(MOST_SPLITS, blocks)) + 1), key=cost)
 
 
 def attend_chunk(q: Tensor, store: Tensor, kv_b: Tensor, scale: float, where: Chunk, start: int, length: int) -> Tensor:

@@ -26,7 +26,7 @@ def to_fp8(x, BLOCKS: tl.constexpr):
     return values, (power << 23).to(tl.float32, bitcast=True)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["scale_stride"])  # one kernel for all numbers of tokens
 def _add_norm(
     x_ptr, y_ptr, gain_ptr, u_ptr, q_ptr, s_ptr, hidden, y_stride, scale_stride, eps,
     ADD: tl.constexpr, QUANTISE: tl.constexpr, BD: tl.constexpr,
