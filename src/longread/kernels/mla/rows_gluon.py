@@ -81,6 +81,36 @@ def _widened(raw, power, RANK: gl.constexpr, BN: gl.constexpr, COPY: gl.constexp
     return gl.convert_layout(gl.reshape(wide, (BN, RANK)), COPY)
 
 
+@gluon.jit
+def _finish(
+    acc, total, peak, queries, out, lse, b, part, rows, heads, splits, some_keys,
+    WHOLE: gl.constexpr, RANK: gl.constexpr, BM: gl.constexpr, COPY: gl.constexpr,
+):  # fmt: skip
+    """Divide by the sums and store. queries: shared memory that nobody needs any more."""
+    SCORES: gl.constexpr = total.type.layout
+    RESULT: gl.constexpr = acc.type.layout
+    weight = gl.sum(total, 1)
+    some = gl.where(weight > 0, weight, 1.0)
+    acc = acc * gl.expand_dims(gl.convert_layout(1.0 / some, gl.SliceLayout(1, RESULT)), 1)
+    if WHOLE:
+        gl.thread_barrier()  # nobody reads the queries any more; whole rows leave by way of their place
+        queries.store(acc.to(gl.bfloat16))
+        gl.thread_barrier()
+        h = gl.program_id(0) * BM + gl.arange(0, BM, gl.SliceLayout(1, COPY))
+        r = gl.arange(0, RANK, gl.SliceLayout(0, COPY))
+        place = gl.expand_dims((h * rows + b) * RANK, 1) + gl.expand_dims(r, 0)
+        gl.store(out + place, queries.load(COPY))
+    else:
+        hs = gl.program_id(0) * BM + gl.arange(0, BM, gl.SliceLayout(1, SCORES))
+        known = gl.where(weight > 0, peak + gl.log2(some), float("-inf"))
+        gl.store(lse + (b * heads + hs) * splits + part, known)
+        if some_keys:
+            hr = gl.program_id(0) * BM + gl.arange(0, BM, gl.SliceLayout(1, RESULT))
+            rr = gl.arange(0, RANK, gl.SliceLayout(0, RESULT))
+            place = gl.expand_dims(((b * heads + hr) * splits + part) * RANK, 1) + gl.expand_dims(rr, 0)
+            gl.store(out + place, acc)
+
+
 @gluon.jit(do_not_specialize=["rows", "splits", "table_stride"])  # one kernel for all batches and contexts
 def _attend(
     q, pe, store, codes, powers, tables, positions, out, lse, rows, heads, scale, splits,
@@ -99,9 +129,8 @@ def _attend(
     part = gl.program_id(2)
     length = gl.load(positions + b) + 1
     blocks = gl.cdiv(length, BN)
-    each = gl.cdiv(blocks, splits)
-    first = part * each
-    last = gl.minimum(first + each, blocks)
+    first = part * gl.cdiv(blocks, splits)
+    last = gl.minimum(first + gl.cdiv(blocks, splits), blocks)
     table = tables + b * table_stride
     queries = gl.allocate_shared_memory(gl.bfloat16, [BM, RANK], SWIZZLED)
     queries_pe = gl.allocate_shared_memory(gl.bfloat16, [BM, ROPE], SWIZZLED)
@@ -162,22 +191,4 @@ def _attend(
         if PACKED:
             keys.index(1 - now).store(_widened(raw, power, RANK, BN, COPY))
         acc = warpgroup_mma_wait(0, deps=[result])
-
-    weight = gl.sum(total, 1)
-    some = gl.where(weight > 0, weight, 1.0)
-    acc = acc * gl.expand_dims(gl.convert_layout(1.0 / some, gl.SliceLayout(1, RESULT)), 1)
-    if WHOLE:
-        gl.thread_barrier()  # nobody reads the queries any more; whole rows leave by way of their place
-        queries.store(acc.to(gl.bfloat16))
-        gl.thread_barrier()
-        place = gl.expand_dims((h * rows + b) * RANK, 1) + gl.expand_dims(r, 0)
-        gl.store(out + place, queries.load(COPY))
-    else:
-        hs = gl.program_id(0) * BM + gl.arange(0, BM, gl.SliceLayout(1, SCORES))
-        known = gl.where(weight > 0, peak + gl.log2(some), float("-inf"))
-        gl.store(lse + (b * heads + hs) * splits + part, known)
-        if first < last:
-            hr = gl.program_id(0) * BM + gl.arange(0, BM, gl.SliceLayout(1, RESULT))
-            rr = gl.arange(0, RANK, gl.SliceLayout(0, RESULT))
-            place = gl.expand_dims(((b * heads + hr) * splits + part) * RANK, 1) + gl.expand_dims(rr, 0)
-            gl.store(out + place, acc)
+    _finish(acc, total, peak, queries, out, lse, b, part, rows, heads, splits, first < last, WHOLE, RANK, BM, COPY)
