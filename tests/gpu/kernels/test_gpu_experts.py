@@ -19,7 +19,7 @@ from longread.spec.model import MoESpec
 pytestmark = pytest.mark.gpu
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 real_sizes = pytest.mark.skipif(INTERPRETED, reason="real sizes need a device")
-# A hidden number is rounded to e4m3 by at most 1/16 (the interpreter truncates: 1/8); a few of them can be all of a sum.
+# A hidden number is rounded to e4m3 by at most 1/16 (the interpreter truncates: 1/8), and a few can be all of a sum.
 ROUNDING = 0.14 if INTERPRETED else 0.066
 
 

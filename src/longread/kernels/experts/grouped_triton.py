@@ -122,7 +122,7 @@ def _product(acc, rows, k, x0, x1, x_scale0, x_scale1, scales, KIND: tl.constexp
     return acc + part * (x_scale1 * scales)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["xs_group"])
 def grouped(
     x, xs, w, s, r, order, block_expert, y, ys,
     limit, x_row, xs_row, xs_group,

@@ -55,7 +55,7 @@ def _best_of_groups(choice, R: tl.constexpr, GROUPS: tl.constexpr, EACH: tl.cons
     return tl.broadcast_to(kept[:, :, None], (R, GROUPS, EACH))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens", "vocabulary"])
 def _route(
     logits, bias, positions, table, token_ids, ids, weights, tokens, vocabulary, scale, logits_row,
     E: tl.constexpr, WIDE: tl.constexpr, K: tl.constexpr, KW: tl.constexpr, R: tl.constexpr, SCORING: tl.constexpr,

@@ -3,7 +3,8 @@
 to rows of slots besides products.
 
 Knows ids, counts and rows; knows no weights. A counting sort without atomics: pairs keep their order within an expert,
-so every run gives the same slots, and a token's sum is taken over its pairs in their order.
+so every run gives the same slots, and a token's sum is taken over its pairs in their order. Numbers that follow the
+number of tokens are not specialised on: another number must not compile another kernel.
 """
 
 import torch
@@ -38,7 +39,7 @@ def _histogram(ids, first, count, P: tl.constexpr, STEP: tl.constexpr, EXPERTS: 
     return total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count", "blocks", "slots"])
 def _all_at_once(ids, order, where, block_expert, ends, count, blocks, slots,
                  P: tl.constexpr, EXPERTS: tl.constexpr, E: tl.constexpr, BT: tl.constexpr,
                  STEP: tl.constexpr, SLOTS: tl.constexpr):  # fmt: skip
@@ -62,14 +63,14 @@ def _all_at_once(ids, order, where, block_expert, ends, count, blocks, slots,
     tl.store(block_expert + slot // BT, mine, mask=real & (rank % BT == 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _count(ids, counts, count, EXPERTS: tl.constexpr, P: tl.constexpr, STEP: tl.constexpr):
     part = tl.program_id(0)
     total = _histogram(ids, part * P, count, P, STEP, EXPERTS)
     tl.store(counts + part * EXPERTS + tl.arange(0, EXPERTS), total)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["parts"])
 def _starts(counts, ends, parts, E: tl.constexpr, EXPERTS: tl.constexpr, BT: tl.constexpr, STEP: tl.constexpr,
             PARTS: tl.constexpr):  # fmt: skip
     """counts int32 [parts, EXPERTS] -> the first slot of each part's share of each expert, in place; ends [E]."""
@@ -90,7 +91,7 @@ def _starts(counts, ends, parts, E: tl.constexpr, EXPERTS: tl.constexpr, BT: tl.
         start += tl.sum(some, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["blocks", "slots"])
 def _clear(order, block_expert, blocks, slots, P: tl.constexpr):
     index = tl.program_id(0) * P + tl.arange(0, P)
     nothing = tl.full((P,), -1, tl.int32)
@@ -98,7 +99,7 @@ def _clear(order, block_expert, blocks, slots, P: tl.constexpr):
     tl.store(block_expert + index, nothing, mask=index < blocks)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _place(ids, starts, ends, order, where, block_expert, count,
            EXPERTS: tl.constexpr, P: tl.constexpr, BT: tl.constexpr, STEP: tl.constexpr):  # fmt: skip
     first = tl.program_id(0) * P
@@ -157,7 +158,7 @@ def _power_above(peak):
     return ((((bits + 0x1FFFFF) >> 23) - 8) << 23).to(tl.float32, bitcast=True)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["scale_group"])
 def _one_scale(values, scales, out, factors, value_row, scale_row, scale_group, K: tl.constexpr, WIDE: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     group = tl.arange(0, WIDE // 128)
