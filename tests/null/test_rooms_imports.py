@@ -57,9 +57,10 @@ BROAD_EXCEPT: dict[str, str] = {
     "longread.wire.documents.formats": "the edge of third-party readers: what a damaged PDF or DOCX raises is open",
     "longread.kv.transfer": "the I/O threads' edge: whatever breaks in there, no request waits for ever",
     "longread.engine.engine": "a step's edge: what breaks in the model fails the requests of that step only",
+    "longread.engine.underway": "the same edge for chunks that are launched slice by slice: told when the step lands",
     "longread.engine.session": "the same edge for a session: half-written state is dropped, the error re-raised",
 }
-FILE_LINES, KERNEL_FILE_LINES, FUNCTION_LINES = 600, 900, 80
+FILE_LINES, KERNEL_FILE_LINES, FUNCTION_LINES, KERNEL_LINES = 600, 900, 80, 16
 
 
 @cache
@@ -220,13 +221,15 @@ def test_files_keep_their_budget() -> None:
 
 
 def test_functions_keep_their_budget() -> None:
-    over = [
-        f"{name}.{node.name}: {(node.end_lineno or 0) - node.lineno + 1} lines, at most {FUNCTION_LINES}"
-        for name, tree in modules().items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and (node.end_lineno or 0) - node.lineno + 1 > FUNCTION_LINES
-    ]
+    """A GPU kernel is one function whatever it does: it may have a fifth more."""
+    over = []
+    for name, tree in modules().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or 0) - node.lineno + 1
+                most = FUNCTION_LINES + (KERNEL_LINES if name.endswith(("triton", "gluon")) else 0)
+                if lines > most:
+                    over.append(f"{name}.{node.name}: {lines} lines, at most {most}")
     assert not over, "\n".join(over)
 
 

@@ -101,7 +101,7 @@ def add_store_flags(group: "_ActionsContainer", required: bool = False) -> None:
 
 def options_from(args: argparse.Namespace, model: str, served_model_name: str | None = None) -> EngineOptions:
     """The options of whichever flags the command has. Raises ConfigError."""
-    names = MEMORY_FLAGS + SERVING_FLAGS
+    names: tuple[str, ...] = MEMORY_FLAGS + SERVING_FLAGS
     if hasattr(args, "random_weights"):  # else a kv_cache_dtype is a planned deployment's
         names += DEVICE_FLAGS
     flags = {name: getattr(args, name) for name in names if hasattr(args, name)}

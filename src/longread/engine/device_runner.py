@@ -13,8 +13,8 @@ import logging
 import time
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -26,6 +26,7 @@ from longread.engine.device_sampler import Choosing, DeviceSampler
 from longread.engine.page_tables import PageTables
 from longread.engine.sampler import Sample
 from longread.engine.sampling_state import SamplingState
+from longread.engine.slices import Pace, Slices
 from longread.engine.staging import Staging
 from longread.kernels.places import Chunk, Rows
 from longread.models.inputs import StepInputs
@@ -40,6 +41,7 @@ EAGER_STEP = 2048  # tokens; up to EAGER_EVEN a long chunk's bound is a multiple
 EAGER_EVEN = 16384
 TOLD_SECONDS = 2.0
 State = Mapping[str, Tensor]
+Layers = Generator[None, None, Tensor | None]
 Progress = Callable[[str, int, int], None]  # what is prepared, how many are, of how many
 
 
@@ -50,9 +52,7 @@ class DeviceModel(Protocol):
 
     def chunk(self, token_ids: Tensor, where: Chunk, state: State, last: bool) -> Tensor | None: ...
 
-    def chunk_layers(
-        self, token_ids: Tensor, where: Chunk, state: State, last: bool | Tensor
-    ) -> Generator[None, None, Tensor | None]: ...
+    def chunk_layers(self, token_ids: Tensor, where: Chunk, state: State, last: bool | Tensor) -> Layers: ...
 
     def keep(self, slot: int, ring: int, state: State) -> None: ...
 
@@ -107,6 +107,7 @@ class DeviceRunner:
         self._places = torch.arange(self._sizes[-1], dtype=int32, device=device)
         self._logits = torch.zeros(self._buckets[-1], limits.vocab, device=device)
         self._last = torch.zeros(1, limits.vocab, device=device)
+        self._pace = Pace()
         self._sampler = DeviceSampler(device, self._buckets[-1], limits.vocab)
         self._captured: dict[tuple[str, int, int], torch.cuda.CUDAGraph] = {}
         if graphs:
@@ -123,21 +124,34 @@ class DeviceRunner:
             if singles:
                 self._decode(batch, singles)
             where = {s.offset: i for i, s in enumerate(singles)}  # logits' row of a row of the batch
-            wanted, read, free = set(batch.logit_rows), False, len(singles)
-            for segment in batch.segments:
-                if segment.length > 1:
-                    last = segment.offset + segment.length - 1
-                    logits = self._read(batch, segment, last in wanted)
-                    read = True
-                    if logits is not None:
-                        self._logits[free].copy_(logits[0])
-                        where[last], free = free, free + 1
+            chunks = [s for s in batch.segments if s.length > 1]
+            free = len(singles)
+            for place, segment in enumerate(chunks):
+                logits = _last(self._layers(batch, segment))
+                if logits is not None:
+                    self._logits[free + place].copy_(logits[0])
+                where[segment.offset + segment.length - 1] = free + place
             order = [where[row] for row in batch.logit_rows]
-            if read:
+            if chunks:
                 self._wait()
             if order == list(range(len(order))):
                 return self._logits[: len(order)]
             return self._logits[order]
+
+    def begin_chunks(self, batch: Batch) -> Slices:
+        """The same for a batch of chunks that are computed slice by slice; other batches may run in between."""
+        with torch.inference_mode():
+            self._tables.update(batch.segments)
+        dropped: set[int] = set()
+        return Slices(self._all_layers(batch, dropped), dropped, self._device, self._pace)
+
+    def sliceable(self, lengths: Sequence[int]) -> bool:
+        """Whether chunks of these lengths have layers to cut between: short ones are graphs, which run whole."""
+        return any(length > GRAPH_CHUNKS[-1] for length in lengths)
+
+    def lost(self, error: Exception) -> bool:
+        """Whether the device can do nothing more for this process."""
+        return isinstance(error, torch.AcceleratorError) and not isinstance(error, torch.OutOfMemoryError)
 
     def choose(self, logits: Tensor, rows: Sequence[SamplingState]) -> list[Sample]:
         """One token for each row of logits."""
@@ -209,16 +223,35 @@ class DeviceRunner:
         bound = self._bounds[bisect_left(self._bounds, max(s.end for s in singles))]
         self._run("rows", size, bound)
 
-    def _read(self, batch: Batch, segment: Segment, last: bool) -> Tensor | None:
+    def _all_layers(self, batch: Batch, dropped: Set[int]) -> Generator[None, None, Tensor]:
+        """All chunks of a batch; a row of zeros where one was dropped."""
+        found: dict[int, Tensor] = {}
+        for segment in batch.segments:
+            logits: Tensor | None = None
+            steps = self._layers(batch, segment)
+            while segment.slot not in dropped:
+                try:
+                    next(steps)
+                except StopIteration as end:
+                    logits = end.value
+                    break
+                yield
+            if logits is not None:  # a graph's own is overwritten by the next one
+                found[segment.offset + segment.length - 1] = logits.clone()
+        none = torch.zeros(1, self._limits.vocab, device=self._device)
+        return torch.cat([found.get(row, none) for row in batch.logit_rows] or [none[:0]])
+
+    def _layers(self, batch: Batch, segment: Segment) -> Layers:
         """A prompt's part, cut where ring states are kept; logits [1, vocab] of its last token where wanted."""
         logits: Tensor | None = None
+        wanted = segment.offset + segment.length - 1 in batch.logit_rows
         for piece in pieces(segment):
-            logits = self._piece(batch, piece, last and piece.stop == segment.end)
+            logits = yield from self._piece(batch, piece, wanted and piece.stop == segment.end)
             for ring in piece.saves:
                 self._model.keep(segment.slot, ring, self._state)
         return logits
 
-    def _piece(self, batch: Batch, piece: Piece, last: bool) -> Tensor | None:
+    def _piece(self, batch: Batch, piece: Piece, last: bool) -> Layers:
         count, segment = piece.stop - piece.start, piece.segment
         first = segment.offset + piece.start - segment.start
         self._stage_chunk(batch.token_ids[first : first + count], piece.start, segment.slot)
@@ -226,8 +259,9 @@ class DeviceRunner:
         if size <= GRAPH_CHUNKS[-1]:
             self._run("chunk", size, self._bounds[bisect_left(self._bounds, piece.stop)])
             return self._last if last else None
-        inputs = self._chunk_inputs(size, self._eager_bound(piece.stop))
-        return self._model.chunk(*inputs, self._state, last)
+        ids, where = self._chunk_inputs(size, self._eager_bound(piece.stop))
+        own = replace(where, meta=where.meta.clone())  # others may be staged before this one is done
+        return (yield from self._model.chunk_layers(ids, own, self._state, last))
 
     def _eager_bound(self, tokens: int) -> int:
         return min(eager_bound(tokens), self._longest)
@@ -309,6 +343,16 @@ class Measured:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return logits
+
+
+def _last(steps: Layers) -> Tensor | None:
+    """What a generator returns, run to its end."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            logits: Tensor | None = end.value
+            return logits
 
 
 def batch_buckets(most: int) -> list[int]:

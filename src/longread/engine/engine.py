@@ -9,16 +9,21 @@ but ``validate``.
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from longread.engine.batch import Batch, gather
+from torch import Tensor
+
+from longread.engine.batch import gather
 from longread.engine.core import Core
+from longread.engine.device_runner import DeviceRunner
 from longread.engine.request import Request
 from longread.engine.sampler import Sample
+from longread.engine.sampling_state import SamplingState
 from longread.engine.scheduler import Schedule
-from longread.engine.sequence import Grant
+from longread.engine.sequence import Grant, Timeline
 from longread.engine.session import Session
+from longread.engine.underway import Underway
 from longread.kv.disk.store import DiskStore
 from longread.kv.explain import explain
 from longread.spec.engine import EngineInfo, EngineStats, Event, FinishReason, GenerationRequest, Standing
@@ -26,6 +31,7 @@ from longread.spec.errors import InvalidRequestError
 from longread.spec.limits import check_request
 from longread.spec.reuse import MissReason
 
+SLICE = 0.05  # seconds of a chunk's layers between two steps of decoding rows, on a device
 IDLE_WAIT = 0.005  # seconds a step waits for the I/O threads when it has nothing else: commands may be waiting, too
 
 log = logging.getLogger(__name__)
@@ -47,6 +53,7 @@ class LocalEngine:
         self._reused: Counter[str] = Counter()  # tokens by tier
         self._misses: Counter[MissReason] = Counter()
         self._audit_due = False
+        self._underway: Underway | None = None
         self._scheduler.cost, self._scheduler.predicts = core.costs.cost, core.costs.known
 
     @property
@@ -89,15 +96,72 @@ class LocalEngine:
             self._rest()
             return ()
         self._audit_due = True
+        if self._underway is not None:
+            self._go_on(self._underway)
+        else:
+            self._step()
+        events, self._events = self._events, []
+        return events
+
+    def _step(self) -> None:
+        """Schedule a step and run it; one whose chunks would keep its rows waiting is only begun."""
         start = time.perf_counter()
         plan = self._scheduler.schedule()
         self._note(plan)
-        if plan.grants and self._run(plan.grants):
-            self._learn(plan, time.perf_counter() - start)
+        runner, rows = self._core.runner, plan.decodes[0]
+        if isinstance(runner, DeviceRunner) and rows and runner.sliceable([g.length for g in plan.grants[rows:]]):
+            if self._run(plan.grants[:rows]):
+                self._learn(plan.decodes, (), time.perf_counter() - start)
+                self._begin(runner, plan.grants[rows:], plan.chunks)
+        elif plan.grants and self._run(plan.grants):
+            self._learn(plan.decodes, plan.chunks, time.perf_counter() - start)
         elif self._tiers is not None and not plan.grants and not self._events:
             self._tiers.wait(IDLE_WAIT)
-        events, self._events = self._events, []
-        return events
+
+    def _begin(self, runner: DeviceRunner, grants: list[Grant], chunks: Sequence[tuple[int, int]]) -> None:
+        """Start a step's chunks; their rest comes slice by slice, with the steps of decoding rows in between."""
+        batch = gather(grants, self._cache.num_slots)
+        rows = [self._requests[timeline.key].sampling for timeline in batch.sampling]
+        self._underway = Underway(grants, chunks, batch, rows, runner.begin_chunks(batch))
+        self._scheduler.underway = self._underway.timelines()
+        self._underway.advance(SLICE)
+
+    def _go_on(self, underway: Underway) -> None:
+        """Rows, and behind them the next slice of the chunks, which the device computes while the rows' tokens are
+        handed out; or the chunks' end, where all of them is launched or a row needs a page of somebody.
+        """
+        if not underway.launched:
+            plan = self._scheduler.schedule_rows()
+            if plan is not None:
+                self._run(plan.grants, lambda: underway.advance(SLICE))
+                return
+            underway.advance(None)
+        self._land(underway)
+
+    def _land(self, underway: Underway) -> None:
+        """Book chunks that are computed, as ``_run`` does for a step."""
+        self._underway, self._scheduler.underway = None, ()
+        grants = underway.grants
+        try:
+            try:
+                if underway.error is not None:
+                    raise underway.error
+                assert underway.work.logits is not None
+                samples = self._core.runner.choose(underway.work.logits, underway.rows)
+                for grant in grants:
+                    self._requests[grant.timeline.key].computed(grant.length, underway.started, time.monotonic())
+            except Exception as error:  # the same edge as in _run
+                log.exception("chunks of %d requests failed", len(grants))
+                self._failed(grants, error)
+                return
+            live = underway.timelines()
+            chosen = zip(underway.batch.sampling, samples, strict=True)
+            self._settle(grants, [pair for pair in chosen if pair[0] in live])
+            if len(grants) == len(underway.batch.segments):
+                self._learn((0, 0), underway.chunks, underway.work.seconds())
+        except BaseException:
+            self._drop(grants, "cancelled")
+            raise
 
     def _rest(self) -> None:
         """A step without requests: what the tiers still have to do, then the audit."""
@@ -110,14 +174,14 @@ class LocalEngine:
             if self._tiers is not None:
                 self._tiers.check()
 
-    def _learn(self, plan: Schedule, seconds: float) -> None:
+    def _learn(self, decodes: tuple[int, int], chunks: Sequence[tuple[int, int]], seconds: float) -> None:
         """Take note of what a step took, its schedule included."""
-        self._core.costs.observe(plan.decodes, plan.chunks, seconds)
+        self._core.costs.observe(decodes, chunks, seconds)
         self._scheduler.cost, self._scheduler.predicts = self._core.costs.cost, self._core.costs.known
 
-    def _run(self, grants: Sequence[Grant]) -> bool:
+    def _run(self, grants: Sequence[Grant], behind: Callable[[], None] | None = None) -> bool:
         """Model and sampler on what was granted. False: something broke in there; then the one request of this step
-        ends, or its requests are tried again one by one.
+        ends, or its requests are tried again one by one. ``behind``: launches what a device does behind this step.
 
         Until the step is booked, rings may be ahead of the tokens or half written, and pages half filled. Pages that
         are not committed were never published: all of that dies with the lease, and no tail is kept.
@@ -130,32 +194,48 @@ class LocalEngine:
                 logits = self._core.runner.forward(batch)
                 for grant in grants:
                     self._requests[grant.timeline.key].computed(grant.length, start, time.monotonic())
-                samples = self._core.runner.choose(logits, rows)
+                samples = self._choose(logits, rows, behind)
             except Exception as error:  # the edge between a model and the requests: reported, never swallowed
                 log.exception("a step of %d tokens and %d requests failed", len(batch.token_ids), len(grants))
-                if len(grants) > 1:
-                    self._scheduler.retry_alone(grants)
-                else:
-                    self._drop(grants, "failed", f"{type(error).__name__}: {error}")
+                self._failed(grants, error)
                 return False
-            self._settle(grants, batch, samples)
+            self._settle(grants, zip(batch.sampling, samples, strict=True))
             return True
         except BaseException:
             self._drop(grants, "cancelled")
             raise
 
+    def _choose(
+        self, logits: Tensor, rows: Sequence[SamplingState], behind: Callable[[], None] | None
+    ) -> Sequence[Sample]:
+        runner = self._core.runner
+        if behind is None or not isinstance(runner, DeviceRunner):
+            return runner.choose(logits, rows)
+        choosing = runner.begin_choice(logits, rows)
+        behind()
+        return choosing.result()
+
+    def _failed(self, grants: Sequence[Grant], error: Exception) -> None:
+        """What happens to the requests of a step that broke. Raises the error again where nothing more can work."""
+        if self._core.runner.lost(error):
+            raise error
+        if len(grants) > 1:
+            self._scheduler.retry_alone(grants)
+        else:
+            self._drop(grants, "failed", f"{type(error).__name__}: {error}")
+
     def _drop(self, grants: Sequence[Grant], reason: FinishReason, error: str | None = None) -> None:
         """End the requests of a step that broke, without the state that it left."""
-        for grant in grants:
+        for grant in list(grants):
             request = self._requests.get(grant.timeline.key)
             if request is not None:
                 self._finish(request, reason, error, keep_tail=False)
 
-    def _settle(self, grants: Sequence[Grant], batch: Batch, samples: Sequence[Sample]) -> None:
+    def _settle(self, grants: Sequence[Grant], chosen: Iterable[tuple[Timeline, Sample]]) -> None:
         """Book the step: publish what was computed, then hand out tokens and ends."""
         for grant in grants:
             grant.timeline.advance(self._cache, grant.length)
-        for timeline, choice in zip(batch.sampling, samples, strict=True):
+        for timeline, choice in chosen:
             request = self._requests[timeline.key]
             self._prompt_tokens += len(request.request.prompt) if not request.first_token else 0
             event, reason, error = request.accept(choice)
@@ -191,6 +271,10 @@ class LocalEngine:
     def _finish(self, request: Request, reason: FinishReason, error: str | None = None, keep_tail: bool = True) -> None:
         """End a request: exactly one FinishEvent, slot and pages given back."""
         timeline = request.timeline
+        if self._underway is not None and self._underway.drop(timeline):
+            keep_tail = False  # its rings are ahead of its tokens
+            if not self._underway.grants:
+                self._underway, self._scheduler.underway = None, ()
         preemptions = self._scheduler.preemptions_of(timeline)
         self._scheduler.remove(timeline, keep_tail)
         del self._requests[timeline.key]
@@ -262,6 +346,7 @@ class LocalEngine:
 
     def close(self) -> None:
         """Drop all requests without events and give their pages back; finish the store's writes. Idempotent."""
+        self._underway, self._scheduler.underway = None, ()
         for request in list(self._requests.values()):
             self._scheduler.remove(request.timeline, keep_tail=False)
         self._requests.clear()

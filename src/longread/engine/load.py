@@ -221,7 +221,8 @@ def _tiers(config: ResolvedConfig, cache: KVCache, tensors: StateTensors, disk: 
     """What lies below the device; None: nothing."""
     if disk is None and not config.host_cache_size:
         return None
-    host = HostArena(tensors.page_bytes, tensors.ring_bytes, config.host_cache_size)
+    sizes = tensors.page_bytes, tensors.ring_bytes
+    host = HostArena(*sizes, config.host_cache_size, tensors.allocate_host)
     return Tiers(cache, tensors, host, disk, interval=config.snapshot_interval)
 
 

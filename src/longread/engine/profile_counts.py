@@ -23,7 +23,7 @@ _OPS: Final = {
     **dict.fromkeys(("linear.linear", "moe.mlp", "router.router_logits", "fp8.linear", "fp8.grouped_linear"), LINEARS),
     **dict.fromkeys(("moe.experts", "experts.experts"), EXPERTS),
     **dict.fromkeys(("mla.attend", "sparse_attention.attend", "sparse_attention.decode"), ATTENTION),
-    **dict.fromkeys(("sparse_attention.entries", "sparse_attention.rows", "sparse_attention.chunk"), ATTENTION),
+    **dict.fromkeys((f"sparse_attention.{op}" for op in ("entries", "rows_turned", "chunk_turned")), ATTENTION),
     **dict.fromkeys(("indexer.scores", "indexer.choose_rows", "indexer.choose_chunk"), INDEX),  # the latter choose too
     **dict.fromkeys(("indexer.chosen", "indexer.chosen_rows"), TOP_K),
 }

@@ -39,6 +39,10 @@ class Runner:
         with torch.inference_mode():
             return self._model.forward(inputs, self._state).contiguous()
 
+    def lost(self, error: Exception) -> bool:
+        """Whether nothing more can be computed in this process."""
+        return False
+
     def choose(self, logits: Tensor, rows: Sequence[SamplingState]) -> list[Sample]:
         """One token for each row of logits, which are consumed."""
         with torch.inference_mode():

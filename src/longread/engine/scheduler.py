@@ -31,7 +31,7 @@ admitted. Whoever breaks a step alone is found, and the others go on.
 
 import time
 from bisect import insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from longread.engine import policy
@@ -120,6 +120,7 @@ class Scheduler:
         self.cost: StepCost | None = None
         self.predicts = True
         self.preemptions = 0
+        self.underway: Collection[Timeline] = ()  # a chunk of theirs is still being computed: not to be touched
 
     @property
     def num_waiting(self) -> int:
@@ -166,8 +167,11 @@ class Scheduler:
         timeline.release(self._cache, keep_tail)
 
     def preempt_latest(self) -> Timeline | None:
-        """Take slot and pages from the lowest class's latest arrival that runs; it waits again. None: nobody does."""
-        return self._preempt(self._running[-1]) if self._running else None
+        """Take slot and pages from the lowest class's latest arrival that runs and is not ``underway``; it waits again.
+        None: nobody does.
+        """
+        latest = next((each for each in reversed(self._running) if each.timeline not in self.underway), None)
+        return self._preempt(latest) if latest is not None else None
 
     def retry_alone(self, grants: Sequence[Grant]) -> None:
         """The step of these broke; see the module's text."""
@@ -243,6 +247,25 @@ class Scheduler:
             self._admit(plan)
         self._share_out(plan)
         return plan
+
+    def schedule_rows(self) -> Schedule | None:
+        """A token for each decoding sequence, while the last schedule's chunks are still being computed: nobody comes,
+        and nobody gives way. None: nobody decodes, or somebody would have to give pages back.
+        """
+        if self._alone:
+            return None
+        for entry in self._rows.short():
+            timeline = entry.timeline
+            assert timeline.lease is not None
+            try:
+                self._cache.reserve(timeline.lease, len(timeline.tokens))
+            except CapacityError:
+                return None
+            self._rows.reserved(entry)
+        plan = Schedule(grants=self._rows.grants.copy(), decodes=(len(self._rows), self._rows.context()))
+        for entry in self._rows.unread():
+            self._prepare(entry.timeline, 1)
+        return plan if plan.grants else None
 
     def _next_alone(self, plan: Schedule) -> Entry | None:
         """Who is computed alone now; it holds what it needs. None: nobody, or it cannot start before others end."""

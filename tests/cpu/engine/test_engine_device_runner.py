@@ -1,5 +1,6 @@
 """The device's runner on a CPU, without graphs: it answers as the CPU engine does, whatever a step looks like."""
 
+from collections.abc import Generator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -8,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from longread.engine import load_device
+from longread.engine import engine as engines
+from longread.engine import load_device, slices
 from longread.engine.device_runner import batch_buckets, chunk_sizes, eager_bound, eager_bounds, pieces
 from longread.engine.engine import LocalEngine
 from longread.engine.load import load_resolved
@@ -17,7 +19,7 @@ from longread.plan.resolve import resolve
 from longread.spec.batch import Segment
 from longread.spec.config import EngineOptions
 from longread.spec.config_json import read_config, spec_from_config
-from longread.spec.engine import FinishEvent, GenerationRequest, SamplingParams, TokenEvent
+from longread.spec.engine import Event, FinishEvent, GenerationRequest, SamplingParams, TokenEvent
 from longread.weights.fixture import write_fixture
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
@@ -99,6 +101,72 @@ def test_rows_that_need_the_host_are_the_samplers(model: Path, monkeypatch: pyte
     prompts = [prompt(40, 31)]
     expected = answers(engine(model, False, monkeypatch), prompts, sampling)
     assert answers(engine(model, True, monkeypatch), prompts, sampling) == expected
+
+
+def test_rows_go_on_between_a_chunks_layers(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slices of one layer give a running answer a token each, and every answer is the CPU engine's."""
+    monkeypatch.setattr(engines, "SLICE", 0.0)
+    monkeypatch.setattr(slices, "FIRST_LAYERS", 1)
+    long = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+    prompts = [prompt(20, 41), prompt(1500, 42), prompt(1000, 43)]
+    expected = answers(engine(model, False, monkeypatch), prompts, long)
+    device = engine(model, True, monkeypatch)
+    assert answers(device, prompts, long) == expected
+    device.submit(GenerationRequest("a", prompt(30, 44), long))
+    device.step()
+    device.submit(GenerationRequest("b", prompt(1500, 45), long))
+    seen: list[str] = []
+    while "b" not in seen:
+        seen += [event.request_id for event in device.step()]
+    assert seen.count("a") >= 6  # a token between any two layers of the first chunk
+
+
+@pytest.mark.parametrize("way", ["cancel", "break", "session", "close"])
+def test_what_happens_to_a_chunk_underway(model: Path, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is cancelled, breaks, or has to stand by while a session takes its room: others answer as ever, and the books
+    balance.
+    """
+    monkeypatch.setattr(engines, "SLICE", 0.0)
+    monkeypatch.setattr(slices, "FIRST_LAYERS", 1)
+    prompts = [prompt(20, 51), prompt(1400, 52), prompt(680, 53)]
+    expected = answers(engine(model, False, monkeypatch), prompts)
+    device = engine(model, True, monkeypatch)
+    events: list[Event] = []
+    for number, ids in enumerate(prompts[:2]):
+        device.submit(GenerationRequest(str(number), ids, GREEDY))
+        events += device.step()
+    assert device._underway is not None
+    broken = device._underway.work
+    if way == "cancel":
+        device.cancel("1")
+        assert device._underway is None
+    elif way == "break":
+        monkeypatch.setattr(broken, "work", _breaks())
+    elif way == "session":
+        with device.session() as one, device.session() as two:
+            one.sync(prompts[2])
+            two.sync(prompts[0])
+            assert device._underway is not None
+    else:
+        device.close()
+        device._cache.check()
+        return
+    device.submit(GenerationRequest("2", prompts[2], GREEDY))
+    while device.has_work():
+        events += device.step()
+    found = {i: [e.token_id for e in events if isinstance(e, TokenEvent) and e.request_id == str(i)] for i in range(3)}
+    ends = {event.request_id: event.reason for event in events if isinstance(event, FinishEvent)}
+    assert ends.pop("1") == {"cancel": "cancelled", "break": "failed", "session": "length"}[way]
+    assert ends == {"0": "length", "2": "length"}
+    for i in [0, 2] + [1] * (way == "session"):
+        assert found[i] == expected[i]
+    device._cache.check()
+    device._scheduler.check()
+
+
+def _breaks() -> Generator[None, None, torch.Tensor]:
+    yield
+    raise RuntimeError("on purpose")
 
 
 def test_buckets_hold_what_they_are_for() -> None:
