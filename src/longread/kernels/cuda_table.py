@@ -53,6 +53,6 @@ CUDA: Mapping[Callable[..., Any], Callable[..., Any]] = {
     window.slab: window_triton.slab,
     window.keep: window_triton.keep,
     sparse_attention.entries: sparse_attention_triton.entries,
-    sparse_attention.rows: sparse_attention_triton.rows,
-    sparse_attention.chunk: sparse_attention_triton.chunk,
+    sparse_attention.rows_turned: sparse_attention_triton.rows_turned,
+    sparse_attention.chunk_turned: sparse_attention_triton.chunk_turned,
 }

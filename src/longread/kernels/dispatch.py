@@ -93,8 +93,8 @@ TABLE: Mapping[Callable[..., Any], Mapping[str, Callable[..., Any]]] = {
     window.slab: {"cpu": window.slab},
     window.keep: {"cpu": window.keep},
     sparse_attention_device.entries: {"cpu": sparse_attention_device.entries},
-    sparse_attention_device.rows: {"cpu": sparse_attention_device.rows},
-    sparse_attention_device.chunk: {"cpu": sparse_attention_device.chunk},
+    sparse_attention_device.rows_turned: {"cpu": sparse_attention_device.rows_turned},
+    sparse_attention_device.chunk_turned: {"cpu": sparse_attention_device.chunk_turned},
 }
 
 

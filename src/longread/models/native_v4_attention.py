@@ -59,7 +59,6 @@ class NativeV4Attention:
     def _give_kernels(self, device: str) -> None:
         self._linear, self._grouped_linear = kernel(fp8.linear, device), kernel(fp8.grouped_linear, device)
         self._quantise, self._latents = kernel(fp8.quantise, device), kernel(fp8.latents, device)
-        self._turn_back = kernel(fp8.turn_back, device)
         self._pool_rows, self._pool_chunk = kernel(compressor.rows, device), kernel(compressor.chunk, device)
         self._index_queries, self._index_keys = kernel(indexer.queries, device), kernel(indexer.keys, device)
         self._choose_rows = kernel(indexer.choose_rows, device)
@@ -67,8 +66,8 @@ class NativeV4Attention:
         self._window_rows, self._window_slab = kernel(window.rows, device), kernel(window.slab, device)
         self._window_keep = kernel(window.keep, device)
         self._entries = kernel(sparse_attention.entries, device)
-        self._attend_rows = kernel(sparse_attention.rows, device)
-        self._attend_chunk = kernel(sparse_attention.chunk, device)
+        self._attend_rows = kernel(sparse_attention.rows_turned, device)
+        self._attend_chunk = kernel(sparse_attention.chunk_turned, device)
 
     def rows(self, given: Entered, where: Rows, turns: Turns, state: State) -> Tensor:
         """One token of each of B sequences: given.u [B, D]. Returns [B, D]."""
@@ -85,11 +84,9 @@ class NativeV4Attention:
             index = self._index(queries, weights, cos, sin, state)
             chosen = self._choose_rows(*index, state["index"][self.rank], where, self.ix.top_k)
         q = queries[:, : self.width].unflatten(1, (self.heads, self.c.head_dim))
-        rope = self.c.rope_head_dim
-        o = self._attend_rows(
-            q, self.eps, cos, sin, self.sink, self.scale, ring, store, chosen, self.ratio, where, rope
-        )
-        return self._output(o, cos, sin)
+        seen = ring, store, chosen, self.ratio, where, self.c.rope_head_dim
+        o = self._attend_rows(q, self.eps, cos, sin, self.sink, self.scale, *seen, self.quantised)
+        return self._output(o)
 
     def chunk(
         self, given: Entered, where: Chunk, turns: Turns, state: State, blocks: tuple[Block, ...]
@@ -120,12 +117,12 @@ class NativeV4Attention:
                 index = self._index(queries, block.of(weights), *place, state)
                 chosen = self._choose_chunk(*index, keys, block.where, self.ix.top_k)
             q = queries[:, : self.width].unflatten(1, (self.heads, c.head_dim))
-            part = block.slab(slab, size)
+            recent, at = block.slab(slab, size), block.where
             o = self._attend_chunk(
-                q, self.eps, *place, self.sink, self.scale, part, rows, chosen, self.ratio, block.where
+                q, self.eps, *place, self.sink, self.scale, recent, rows, chosen, self.ratio, at, self.quantised
             )
             del queries, q  # a block's queries and outputs are the largest buffers of a chunk
-            out.append(self._output(o, *place))
+            out.append(self._output(o))
         return out[0] if len(out) == 1 else torch.cat(out)
 
     def _latent_vectors(
@@ -155,9 +152,9 @@ class NativeV4Attention:
         packed = state["index"].dtype == torch.uint8
         return self._index_queries(queries[:, self.width :], weights, cos, sin, self.index_scale, packed)
 
-    def _output(self, o: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """o: [T, H, d] as attention leaves it. Returns [T, D]."""
-        low = self._grouped_linear(self._turn_back(o, cos, sin, self.quantised), self.w_oa)
+    def _output(self, o: Quantised | Tensor) -> Tensor:
+        """o: [T, H * d] as attention leaves it. Returns [T, D]."""
+        low = self._grouped_linear(o, self.w_oa)
         return self._linear(self._quantise(low) if self.quantised else low, self.w_ob)
 
     def _store(self, state: State) -> Tensor | None:

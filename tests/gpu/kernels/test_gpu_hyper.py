@@ -48,7 +48,7 @@ def split(fn: Tensor, base: Tensor, scale: Tensor) -> ref.HyperWeights:
 
 def close(got: Tensor, want: Tensor) -> None:
     """bfloat16 results of float32 sums: they differ where a sum lies at a rounding step, by one step (2^-8)."""
-    torch.testing.assert_close(got.float(), want.float(), rtol=2**-7, atol=2**-8 * 1e-2)
+    torch.testing.assert_close(got.float(), want.float(), rtol=2**-7, atol=2**-13)
     assert (got != want).float().mean() < 0.02, "more than rounding"
 
 

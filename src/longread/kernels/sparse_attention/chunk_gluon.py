@@ -23,14 +23,18 @@ LOG2E = gl.constexpr(1.4426950408889634)
 
 def launch(
     q: Tensor, eps: float, cos: Tensor, sin: Tensor, sink: Tensor, scale: float, slab: Tensor, rows: Tensor,
-    chosen: Tensor | None, ratio: int, positions: Tensor, out: Tensor,
+    chosen: Tensor | None, ratio: int, positions: Tensor, out: Tensor, scales: Tensor | None,
 ) -> None:  # fmt: skip
-    """Fill ``out``. The arguments are those of ``device_ref.chunk``; ratio 0: the window alone. Heads: whole 64s."""
+    """Fill ``out`` [T, H * D], and ``scales`` if it is FP8. Other arguments are those of ``device_ref.chunk_turned``;
+    ratio 0: the window alone. Heads: whole 64s.
+    """
     tokens, heads, _ = q.shape
     _chunk[(tokens, heads // BM)](
         q, q.stride(0), cos, sin, sink, slab, rows, positions if chosen is None else chosen, positions, out,
+        cos if scales is None else scales, 0 if scales is None else scales.stride(1),
         heads, 0 if chosen is None else chosen.shape[1], eps, scale,
-        slab.shape[0] - tokens, D, cos.shape[-1], ratio, chosen is not None, BM, BN, num_warps=WARPS,
+        slab.shape[0] - tokens, D, cos.shape[-1], ratio, chosen is not None, scales is not None, BM, BN,
+        num_warps=WARPS,
     )  # fmt: skip
 
 
@@ -61,7 +65,9 @@ def _fetch(
 
 
 @gluon.jit
-def _ready(raw, cos, sin, eps, scale, BM: gl.constexpr, D: gl.constexpr, PAIRS: gl.constexpr, COPY: gl.constexpr):
+def queries_ready(
+    raw, cos, sin, eps, scale, BM: gl.constexpr, D: gl.constexpr, PAIRS: gl.constexpr, COPY: gl.constexpr
+):
     """Queries [BM, D] normalised, rotated, times scale * log2(e)."""
     PAIR: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [8, 1], [1, 0])
     wide = raw.to(gl.float32)
@@ -76,10 +82,39 @@ def _ready(raw, cos, sin, eps, scale, BM: gl.constexpr, D: gl.constexpr, PAIRS: 
 
 
 @gluon.jit
+def _finish(
+    rows, cos, sin, out, scales, scale_stride, at, first, token, QUANTISED: gl.constexpr, BM: gl.constexpr,
+    D: gl.constexpr, PAIRS: gl.constexpr, COPY: gl.constexpr,
+):  # fmt: skip
+    """Rotate results [BM, D] back and store them at out + at; in FP8 with the scales of heads from ``first`` on."""
+    PAIR: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [8, 1], [1, 0])
+    BLOCKS: gl.constexpr = D // 128
+    pair = gl.arange(0, D // 2, gl.SliceLayout(0, PAIR)) - (D // 2 - PAIRS)
+    c = gl.expand_dims(gl.load(cos + pair, mask=pair >= 0, other=1.0), 0)
+    s = gl.expand_dims(gl.load(sin + pair, mask=pair >= 0, other=0.0), 0)
+    even, odd = gl.split(gl.reshape(rows.to(gl.float32), (BM, D // 2, 2)))
+    even, odd = gl.convert_layout(even, PAIR), gl.convert_layout(odd, PAIR)
+    back = gl.convert_layout(gl.reshape(gl.join(even * c + odd * s, odd * c - even * s), (BM, D)), COPY)
+    if QUANTISED:
+        groups = gl.reshape(back, (BM, BLOCKS, 128))
+        top = gl.maximum(gl.max(gl.abs(groups), 2), 1e-4)
+        power = ((top.to(gl.int32, bitcast=True) + 0x1FFFFF) >> 23) - 8  # fp8/ref.power_above
+        groups = groups * gl.expand_dims(((254 - power) << 23).to(gl.float32, bitcast=True), 2)
+        gl.store(out + at, gl.convert_layout(gl.reshape(groups, (BM, D)), COPY).to(gl.float8e4nv))
+        SCALES: gl.constexpr = gl.BlockedLayout([1, 1], [32 // BLOCKS, BLOCKS], [8, 1], [1, 0])
+        head = first + gl.arange(0, BM, gl.SliceLayout(1, SCALES))
+        block = gl.expand_dims(head * BLOCKS, 1) + gl.expand_dims(gl.arange(0, BLOCKS, gl.SliceLayout(0, SCALES)), 0)
+        powers = gl.convert_layout((power << 23).to(gl.float32, bitcast=True), SCALES)
+        gl.store(scales + block.to(gl.int64) * scale_stride + token, powers)
+    else:
+        gl.store(out + at, back.to(gl.bfloat16))
+
+
+@gluon.jit
 def _chunk(
-    q, q_token, cos, sin, sink, slab, rows, chosen, positions, out, heads, top_k, eps, scale,
+    q, q_token, cos, sin, sink, slab, rows, chosen, positions, out, scales, scale_stride, heads, top_k, eps, scale,
     WINDOW: gl.constexpr, D: gl.constexpr, PAIRS: gl.constexpr, RATIO: gl.constexpr, CHOSEN: gl.constexpr,
-    BM: gl.constexpr, BN: gl.constexpr,
+    QUANTISED: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr,
 ):  # fmt: skip
     COPY: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [8, 1], [1, 0])  # a warp takes half a row at once
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, BN // 2, 16])
@@ -109,7 +144,7 @@ def _chunk(
         entry = _listed(mine, 0, count, WINDOW, CHOSEN, BN, KEY)
         _fetch(keys.index(0), slab, rows, entry, 0, token, position, WINDOW, D, BN, COPY)
     angles = token * PAIRS
-    queries.store(_ready(raw, cos + angles, sin + angles, eps, scale, BM, D, PAIRS, COPY))
+    queries.store(queries_ready(raw, cos + angles, sin + angles, eps, scale, BM, D, PAIRS, COPY))
 
     row_head = gl.program_id(1) * BM + gl.arange(0, BM, gl.SliceLayout(1, SCORES))
     drain = gl.load(sink + row_head) * LOG2E
@@ -148,4 +183,7 @@ def _chunk(
     gl.thread_barrier()  # nobody reads the queries any more; whole rows leave by way of their place
     queries.store(acc.to(gl.bfloat16))
     gl.thread_barrier()
-    gl.store(out + wide * heads * D + at, queries.load(COPY))
+    _finish(
+        queries.load(COPY), cos + angles, sin + angles, out + wide * heads * D, scales, scale_stride, at,
+        gl.program_id(1) * BM, token, QUANTISED, BM, D, PAIRS, COPY,
+    )  # fmt: skip

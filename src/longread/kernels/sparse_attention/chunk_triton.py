@@ -13,10 +13,13 @@ import triton.language as tl
 from torch import Tensor
 
 from longread.kernels.fallback import fallback
+from longread.kernels.fp8.ref import Quantised
+from longread.kernels.fp8.triton import turn_back
 from longread.kernels.places import Chunk
 from longread.kernels.sparse_attention import chunk_gluon
 from longread.kernels.sparse_attention import device_ref as ref
-from longread.kernels.sparse_attention.prologue_triton import LOG2E, ready
+from longread.kernels.sparse_attention.prologue_triton import LOG2E, normalised
+from longread.kernels.sparse_attention.results import parts, result
 
 
 class Config(TypedDict):
@@ -35,32 +38,33 @@ MAX_HEADS = 64  # of a program
 HOPPER = True  # whether ``chunk_gluon`` takes what it can; False: this file's kernel, to compare
 
 
-def chunk(
+def chunk_turned(
     q: Tensor, eps: float, cos: Tensor, sin: Tensor, sink: Tensor, scale: float, slab: Tensor,
-    rows: Tensor | None, chosen: Tensor | None, ratio: int, where: Chunk,
-) -> Tensor:  # fmt: skip
-    """See ``device_ref.chunk``."""
+    rows: Tensor | None, chosen: Tensor | None, ratio: int, where: Chunk, quantised: bool,
+) -> Quantised | Tensor:  # fmt: skip
+    """See ``device_ref.chunk_turned``. Where ``chunk_gluon`` does not run, turning back is a launch of its own."""
     tokens, heads, d = q.shape
     window = slab.shape[0] - tokens
     config = CONFIGS.get(d)
     if config is None or q.dtype != torch.bfloat16 or window % config["BN"] or q.stride()[1:] != (d, 1):
-        fallback("sparse_attention.chunk", f"head_dim {d}, window {window}, {q.dtype} or heads apart")
-        return ref.chunk(q, eps, cos, sin, sink, scale, slab, rows, chosen, ratio, where)
+        fallback("sparse_attention.chunk_turned", f"head_dim {d}, window {window}, {q.dtype} or heads apart")
+        return ref.chunk_turned(q, eps, cos, sin, sink, scale, slab, rows, chosen, ratio, where, quantised)
     if rows is None or not rows.shape[0]:
         rows, chosen, ratio = slab, None, 0
     cos, sin = cos.contiguous(), sin.contiguous()
     chosen = None if chosen is None else chosen.contiguous()
-    out = q.new_empty(tokens, heads, d)
     if HOPPER and _hopper(q, window):
-        chunk_gluon.launch(q, eps, cos, sin, sink, scale, slab, rows, chosen, ratio, where.positions, out)
+        out = result(q, quantised)
+        chunk_gluon.launch(q, eps, cos, sin, sink, scale, slab, rows, chosen, ratio, where.positions, *parts(out))
         return out
+    o = q.new_empty(tokens, heads, d)
     block = max(16, min(MAX_HEADS, triton.next_power_of_2(heads)))
     _chunk[(tokens, triton.cdiv(heads, block))](
-        q, q.stride(0), cos, sin, sink, slab, rows, where.positions if chosen is None else chosen, where.positions, out,
+        q, q.stride(0), cos, sin, sink, slab, rows, where.positions if chosen is None else chosen, where.positions, o,
         heads, 0 if chosen is None else chosen.shape[1], eps, scale,
         window, d, cos.shape[-1], ratio, chosen is not None, block, **config,
     )  # fmt: skip
-    return out
+    return turn_back(o, cos, sin, quantised)
 
 
 def _hopper(q: Tensor, window: int) -> bool:
@@ -81,7 +85,7 @@ def _chunk(
     wide = token.to(tl.int64)
     mine = out + wide * heads * D
     angles = token * PAIRS
-    query = ready(q + wide * q_token, cos + angles, sin + angles, mine, head, heads, eps, scale, D, PAIRS)
+    query = normalised(q + wide * q_token, cos + angles, sin + angles, mine, head, heads, eps, scale, D, PAIRS)
     count = 0
     if RATIO > 0:
         count = (position + 1) // RATIO

@@ -1,14 +1,16 @@
 """V4's attention as a device runs it: caches read where they lie, queries taken as their projection leaves them.
 
 What ``kernels/sparse_attention/triton.py`` computes, in plain torch on the inputs' device. Knows the layout of caches
-(pages, rings, packed rows) and where a step's tokens lie; knows no layer and no projection. Outputs are not turned
-back. Nothing is read on the host: shapes depend on shapes and ``bound`` alone.
+(pages, rings, packed rows) and where a step's tokens lie; knows no layer and no projection. ``chunk`` and ``rows``
+leave their results rotated; kernels compute ``chunk_turned`` and ``rows_turned``, which are ready for the next
+projection. Nothing is read on the host: shapes depend on shapes and ``bound`` alone.
 """
 
 import torch
 from torch import Tensor
 
 from longread.kernels.cache_rows.ref import unpack_latent
+from longread.kernels.fp8.ref import Quantised, turn_back
 from longread.kernels.places import Chunk, Rows
 from longread.kernels.rope.ref import apply_interleaved
 from longread.kernels.sparse_attention.ref import attend
@@ -112,6 +114,24 @@ def rows(
             flat = chosen.masked_fill(~seen, 0).long()
         keys.append((_unpacked(store.flatten(0, 1)[flat], d, rope, torch.float32), seen))
     return attend(queries, sink, scale, (), keys).to(q.dtype).view(batch, -1, d)
+
+
+def chunk_turned(
+    q: Tensor, eps: float, cos: Tensor, sin: Tensor, sink: Tensor, scale: float, slab: Tensor,
+    rows: Tensor | None, chosen: Tensor | None, ratio: int, where: Chunk, quantised: bool,
+) -> Quantised | Tensor:  # fmt: skip
+    """``chunk`` with RoPE undone: [T, H * d] in q's dtype, or quantised by 128 channels (fp8/ref.py)."""
+    o = chunk(q, eps, cos, sin, sink, scale, slab, rows, chosen, ratio, where)
+    return turn_back(o, cos, sin, quantised)
+
+
+def rows_turned(
+    q: Tensor, eps: float, cos: Tensor, sin: Tensor, sink: Tensor, scale: float, ring: Tensor,
+    store: Tensor | None, chosen: Tensor | None, ratio: int, where: Rows, rope: int, quantised: bool,
+) -> Quantised | Tensor:  # fmt: skip
+    """``rows`` with RoPE undone: [B, H * d] in q's dtype, or quantised by 128 channels (fp8/ref.py)."""
+    o = rows(q, eps, cos, sin, sink, scale, ring, store, chosen, ratio, where, rope)
+    return turn_back(o, cos, sin, quantised)
 
 
 def _queries(q: Tensor, eps: float, cos: Tensor, sin: Tensor) -> Tensor:

@@ -11,26 +11,39 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def ready(q, cos, sin, scratch, head, heads, eps, scale, D: tl.constexpr, PAIRS: tl.constexpr):
+def rotated(raw, cos, sin, D: tl.constexpr, PAIRS: tl.constexpr):
+    """Queries [M, D] with their last 2 * PAIRS channels rotated, float32. cos, sin: the token's angles."""
+    pair = tl.arange(0, D // 2) - (D // 2 - PAIRS)
+    c = tl.load(cos + pair, mask=pair >= 0, other=1.0)[None, :]
+    s = tl.load(sin + pair, mask=pair >= 0, other=0.0)[None, :]
+    even, odd = tl.split(tl.reshape(raw, (raw.shape[0], D // 2, 2)))
+    return tl.reshape(tl.join(even * c - odd * s, even * s + odd * c), (raw.shape[0], D))
+
+
+@triton.jit
+def normalised(q, cos, sin, scratch, head, heads, eps, scale, D: tl.constexpr, PAIRS: tl.constexpr):
     """Queries of heads ``head`` [M] of one token, [M, D] bfloat16: normalised, rotated, times scale * log2(e).
 
     q, scratch: this token's [heads, D]; cos, sin: its PAIRS angles. What is returned has been written to ``scratch``
     and read again: an operand that is loaded stays in shared memory, one that is computed would sit in registers
     that the accumulator needs. Every thread of the program must come here.
     """
-    channel = tl.arange(0, D)
-    at = head[:, None] * D + channel[None, :]
+    at = head[:, None] * D + tl.arange(0, D)[None, :]
     real = head[:, None] < heads
     raw = tl.load(q + at, mask=real, other=0.0).to(tl.float32)
     factor = tl.rsqrt(tl.sum(raw * raw, 1) / D + eps) * (scale * LOG2E)
-    pair = tl.arange(0, D // 2) - (D // 2 - PAIRS)
-    c = tl.load(cos + pair, mask=pair >= 0, other=1.0)[None, :]
-    s = tl.load(sin + pair, mask=pair >= 0, other=0.0)[None, :]
-    even, odd = tl.split(tl.reshape(raw * factor[:, None], (head.shape[0], D // 2, 2)))
-    turned = tl.join(even * c - odd * s, even * s + odd * c)
-    tl.store(scratch + at, tl.reshape(turned, (head.shape[0], D)).to(tl.bfloat16), mask=real)
+    tl.store(scratch + at, rotated(raw * factor[:, None], cos, sin, D, PAIRS).to(tl.bfloat16), mask=real)
     tl.debug_barrier()
     return tl.load(scratch + at, mask=real, other=0.0)
+
+
+@triton.jit
+def ready(q, cos, sin, head, heads, eps, scale, D: tl.constexpr, PAIRS: tl.constexpr):
+    """The same queries rotated only, and what their products are to be multiplied by, [M]: for few heads."""
+    at = head[:, None] * D + tl.arange(0, D)[None, :]
+    raw = tl.load(q + at, mask=head[:, None] < heads, other=0.0).to(tl.float32)
+    factor = tl.rsqrt(tl.sum(raw * raw, 1) / D + eps) * (scale * LOG2E)
+    return rotated(raw, cos, sin, D, PAIRS).to(tl.bfloat16), factor
 
 
 @triton.jit
