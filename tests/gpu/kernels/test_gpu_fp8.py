@@ -26,7 +26,8 @@ E4M3, BF16 = 0.126, 0.008
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter runs one program after the other."""
     if INTERPRETED:
-        monkeypatch.setitem(kernels.VECTOR, "fill", 8)
+        for config in kernels.VECTOR.values():
+            monkeypatch.setitem(config, "fill", 8)
         monkeypatch.setitem(kernels.ROWS, "fill", 8)
 
 

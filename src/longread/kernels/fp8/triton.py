@@ -26,19 +26,27 @@ INTERPRETED: bool = triton.knobs.runtime.interpret
 # Triton's interpreter truncates where the device rounds to the nearest, so there a value is rounded before its cast.
 ROUND_FIRST = tl.constexpr(INTERPRETED)
 FEW = 64  # rows up to which reading the weight costs more than the products
-PAIR = 2  # rows up to which multiply-adds keep up with the memory
+PAIR = 1  # rows up to which multiply-adds keep up with the memory
 FILL = 132 * 3  # programs that keep every SM's loads in flight
 COUNTERS = 1 << 20
 
-# Tile sizes, by measurement on an H200; keys are explained where they are used.
-VECTOR: dict[str, Any] = {"numbers": 8192, "depth": 2048, "warps": 4, "fill": FILL}
-ROWS: dict[str, Any] = {"block_n": 64, "depth_plain": 64, "warps": 4, "stages": 6, "fill": FILL, "max_parts": 16}
+# Tile sizes, by measurement on an H200; keys are explained where they are used. Of ``VECTOR`` the first entry counts
+# whose K is not exceeded, of plain weights "plain".
+VECTOR: dict[int | str, dict[str, Any]] = {
+    1024: {"numbers": 16384, "depth": 2048, "warps": 2, "fill": FILL},
+    4096: {"numbers": 8192, "depth": 2048, "warps": 4, "fill": 2 * FILL},
+    1 << 30: {"numbers": 4096, "depth": 4096, "warps": 4, "fill": FILL},
+    "plain": {"numbers": 2048, "depth": 1024, "warps": 8, "fill": 2 * FILL},
+    "long": {"numbers": 8192, "depth": 2048, "warps": 4, "fill": FILL},
+}
+LONG = 1 << 26  # numbers of a plain matrix that reads for so long that its end does not count
+ROWS: dict[str, Any] = {"block_n": 64, "depth_plain": 64, "warps": 4, "stages": 3, "fill": 132 * 2, "max_parts": 32}
 STEP: dict[str, Any] = {"rows": 8, "blocks": 4, "warps": 4}
 
 
 # Programmatic dependent launch: a kernel of this file may start while the one before it ends, and ask for its first
 # weights; it touches nothing that changes before that one has finished.
-OVERLAP: dict[str, bool] = {"on": False}
+OVERLAP: dict[str, bool] = {"on": not INTERPRETED}
 
 
 @triton.jit
@@ -480,10 +488,15 @@ def _few(x: Tensor | Quantised, w: Weight, out: Tensor) -> bool:
     return True
 
 
-def by_vector(x: Tensor | Quantised, w: Weight, out: Tensor, config: dict[str, Any] = VECTOR) -> Tensor:
+def by_vector(x: Tensor | Quantised, w: Weight, out: Tensor, config: dict[str, Any] | None = None) -> Tensor:
     """One or two rows. ``numbers``: of the weight in a tile; ``depth``: of them along K, at most."""
     values, matrix, scales, factors = _operands(x, w)
     height, width = matrix.shape[-2:]
+    if config is None:
+        if matrix.dtype == ref.FP8:
+            config = next(VECTOR[most] for most in VECTOR if isinstance(most, int) and width <= most)
+        else:
+            config = VECTOR["long" if matrix.numel() >= LONG else "plain"]
     groups = matrix.numel() // (height * width)
     blocks = min(triton.next_power_of_2(-(-width // BLOCK)), config["depth"] // BLOCK)
     numbers = config["numbers"] * (1 if matrix.dtype == ref.FP8 else 0.5)
