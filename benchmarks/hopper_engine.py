@@ -27,7 +27,8 @@ from longread.engine.load import load_engine
 from longread.measure.result import this_commit, this_machine
 from longread.spec.config import EngineOptions
 from longread.spec.engine import FirstToken, GenerationRequest, SamplingParams, TokenEvent
-from longread.spec.state import pages_for
+from longread.spec.reduced import random_spec
+from longread.spec.state import PAGE_TOKENS, state_groups
 
 KILO = 1024
 
@@ -125,9 +126,17 @@ def distinct(driver: Driver, args: argparse.Namespace) -> Any:
     length = args.distinct
     first = [driver.ttft(prompt(length, 500 + n)) for n in range(9)]
     again = [driver.ttft([*prompt(length, 500 + n), *prompt(32, 77 + n)]) for n in range(9)]
-    stats = driver.engine.stats()
-    spent = (stats.pages_cached + stats.pages_held) * pages_for(1) * 0
-    return {"cold_s": [row["ttft_s"] for row in first], "again": again, "spent": spent}
+    stats, groups = driver.engine.stats(), state_groups(random_spec(args.model, args.layers), "fp8")
+    page, slot = sum(g.bytes_per_page(2) for g in groups), sum(g.bytes_per_slot(2) for g in groups)
+    pages, snapshots = stats.pages_cached + stats.pages_held, stats.snapshots_held
+    return {
+        "cold_s": [row["ttft_s"] for row in first],
+        "again": again,
+        "pages": pages,
+        "snapshots": snapshots,
+        "needed_bytes_per_token": page / PAGE_TOKENS,
+        "spent_bytes_per_token": (pages * page + snapshots * slot) / (9 * length),
+    }
 
 
 def stall(driver: Driver, args: argparse.Namespace) -> Any:

@@ -1,6 +1,7 @@
 """The GPU floor: CUDA, or with TRITON_INTERPRET=1 a CPU under Triton's interpreter, where sizes must be tiny."""
 
 import os
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -14,3 +15,11 @@ def device() -> str:
     if INTERPRETED:
         pytest.importorskip("triton")
     return "cpu" if INTERPRETED or not torch.cuda.is_available() else "cuda"
+
+
+@pytest.fixture(autouse=True)
+def _memory_is_given_back() -> Iterator[None]:
+    """Several processes test on one device: none keeps what its last test took."""
+    yield
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

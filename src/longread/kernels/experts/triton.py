@@ -58,9 +58,9 @@ class Config:
 # By kind of weight: (largest mean number of pairs an expert, the configuration), in ascending order.
 CONFIGS: dict[str, list[tuple[float, Config]]] = {
     "fp4_words": [
-        (4, Config(block=16, stages13=6, stages2=6)),
-        (24, Config(block=32, stages13=5, stages2=5)),
-        (96, Config(block=64, stages13=4, stages2=4, per_row=True)),
+        (4, Config(block=16, stages13=3, stages2=3)),
+        (24, Config(block=32, stages13=3, stages2=3, per_row=True)),
+        (96, Config(block=64, stages13=3, stages2=3, per_row=True)),
         (float("inf"), Config(block=128, stages13=4, stages2=4, per_row=True)),
     ],
     "fp8": [
