@@ -13,10 +13,11 @@ BASE = 10000.0
 
 
 class Compressor(Protocol):
-    """The two operations of a compressor: a reference's module or a kernel's."""
+    """The operations of a compressor: a reference's module or a kernel's."""
 
     def rows(self, *args: object) -> None: ...
     def chunk(self, *args: object) -> None: ...
+    def keep(self, *args: object) -> None: ...
 
 
 def one_row(at: int, slot: int, table: Tensor, padding: int = 0) -> Rows:
@@ -85,6 +86,15 @@ class Compressed:
         cos, sin = turns(firsts, self.rope)
         kv, gate = (padded(x[at : at + n], padding, before=False) for x in (self.kv, self.gate))
         op.chunk(kv, gate, self.ape, rings, self.gain, self.eps, cos, sin, store, here, self.ratio, self.index)
+
+    def keep(
+        self, op: Compressor, rings: tuple[Tensor, ...], ring: int, at: int, n: int, place: int, padding: int
+    ) -> None:
+        """Ring row ``ring`` keeps the state at ``place`` tokens of a chunk of ``n`` from position ``at``."""
+        kv, gate = (padded(x[at : at + n], padding, before=False) for x in (self.kv, self.gate))
+        table = torch.zeros(1, dtype=torch.int32, device=kv.device)
+        here = one_chunk(at, place, ring, table, n + padding)
+        op.keep(kv, gate, self.ape, rings, here, self.ratio)
 
 
 def compressed(n: int, d: int, rope: int, ratio: int, index: bool, seed: int, device: str = "cpu") -> Compressed:

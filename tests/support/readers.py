@@ -47,8 +47,8 @@ class Reader:
         spec = spec_from_config(read_config(path), label=name)
         tokenizer = Tokenizer.open(path, bos_id=spec.bos_id, eos_id=spec.eos_id)
         encoding, _ = encoding_for("auto", spec.family, name, name, has_think=True)
-        options = {"max_model_len": 2048, "max_num_seqs": 8} | options
-        engine = load_engine(EngineOptions(model=str(folder or path), dtype="float32", **options))
+        options = {"max_model_len": 2048, "max_num_seqs": 8, "dtype": "float32"} | options
+        engine = load_engine(EngineOptions(model=str(folder or path), **options))
         return cls(spec, engine, tokenizer, encoding)
 
     def prompt(self, *texts: str) -> tuple[int, ...]:

@@ -30,6 +30,7 @@ from longread.engine.slices import Pace, Slices
 from longread.engine.staging import Staging
 from longread.kernels.places import Chunk, Rows
 from longread.models.inputs import StepInputs
+from longread.models.native_step import SAVE_STEP, Piece, Save, pieces
 from longread.spec.batch import Segment
 from longread.spec.state import PAGE_TOKENS, pages_for
 
@@ -50,9 +51,13 @@ class DeviceModel(Protocol):
 
     def rows(self, token_ids: Tensor, where: Rows, state: State) -> Tensor: ...
 
-    def chunk(self, token_ids: Tensor, where: Chunk, state: State, last: bool) -> Tensor | None: ...
+    def chunk(
+        self, token_ids: Tensor, where: Chunk, state: State, last: bool, saves: Sequence[Save] = ()
+    ) -> Tensor | None: ...
 
-    def chunk_layers(self, token_ids: Tensor, where: Chunk, state: State, last: bool | Tensor) -> Layers: ...
+    def chunk_layers(
+        self, token_ids: Tensor, where: Chunk, state: State, last: bool | Tensor, saves: Sequence[Save] = ()
+    ) -> Layers: ...
 
     def keep(self, slot: int, ring: int, state: State) -> None: ...
 
@@ -65,16 +70,6 @@ class Limits:
     max_num_batched_tokens: int
     max_model_len: int
     vocab: int
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Part of a chunk that ends where ring states are kept (``saves``: ring rows) or the chunk does."""
-
-    segment: Segment
-    start: int
-    stop: int
-    saves: tuple[int, ...]
 
 
 class DeviceRunner:
@@ -207,7 +202,8 @@ class DeviceRunner:
         with torch.inference_mode():
             self._stage_chunk((0,) * size, bound - size, 0)
             for last in (True, False):
-                self._model.chunk(*self._chunk_inputs(size, bound), self._state, last)
+                save = bound - size + SAVE_STEP, 0, bound - size
+                self._model.chunk(*self._chunk_inputs(size, bound), self._state, last, (save,))
 
     def _decode(self, batch: Batch, singles: Sequence[Segment]) -> None:
         """Logits of the one-token segments into the first rows of ``_logits``."""
@@ -242,10 +238,12 @@ class DeviceRunner:
         return torch.cat([found.get(row, none) for row in batch.logit_rows] or [none[:0]])
 
     def _layers(self, batch: Batch, segment: Segment) -> Layers:
-        """A prompt's part, cut where ring states are kept; logits [1, vocab] of its last token where wanted."""
+        """A prompt's part, in pieces; logits [1, vocab] of its last token where wanted. Short pieces are graphs, which
+        keep no ring states on the way, so they are cut there.
+        """
         logits: Tensor | None = None
         wanted = segment.offset + segment.length - 1 in batch.logit_rows
-        for piece in pieces(segment):
+        for piece in pieces(segment, GRAPH_CHUNKS[-1]):
             logits = yield from self._piece(batch, piece, wanted and piece.stop == segment.end)
             for ring in piece.saves:
                 self._model.keep(segment.slot, ring, self._state)
@@ -261,7 +259,7 @@ class DeviceRunner:
             return self._last if last else None
         ids, where = self._chunk_inputs(size, self._eager_bound(piece.stop))
         own = replace(where, meta=where.meta.clone())  # others may be staged before this one is done
-        return (yield from self._model.chunk_layers(ids, own, self._state, last))
+        return (yield from self._model.chunk_layers(ids, own, self._state, last, piece.inside))
 
     def _eager_bound(self, tokens: int) -> int:
         return min(eager_bound(tokens), self._longest)
@@ -390,16 +388,4 @@ def eager_bounds(longest: int) -> list[int]:
     while tokens <= longest:
         found.append(min(eager_bound(tokens), longest))
         tokens = found[-1] + 1
-    return found
-
-
-def pieces(segment: Segment) -> list[Piece]:
-    """A chunk cut where ring states are kept."""
-    at: dict[int, list[int]] = {segment.end: []}
-    for position, ring in segment.saves:
-        at.setdefault(position, []).append(ring)
-    found, start = [], segment.start
-    for stop in sorted(at):
-        found.append(Piece(segment, start, stop, tuple(at[stop])))
-        start = stop
     return found

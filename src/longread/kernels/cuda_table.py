@@ -45,6 +45,7 @@ CUDA: Mapping[Callable[..., Any], Callable[..., Any]] = {
     mla.attend_chunk: mla_triton.attend_chunk,
     compressor.rows: compressor_triton.rows,
     compressor.chunk: compressor_triton.chunk,
+    compressor.keep: compressor_triton.keep,
     indexer.queries: indexer_triton.queries,
     indexer.keys: indexer_triton.keys,
     indexer.choose_rows: indexer_triton.choose_rows,

@@ -85,6 +85,7 @@ TABLE: Mapping[Callable[..., Any], Mapping[str, Callable[..., Any]]] = {
     experts.experts: {"cpu": experts.experts},
     compressor_device.rows: {"cpu": compressor_device.rows},
     compressor_device.chunk: {"cpu": compressor_device.chunk},
+    compressor_device.keep: {"cpu": compressor_device.keep},
     indexer.queries: {"cpu": indexer.queries},
     indexer.keys: {"cpu": indexer.keys},
     indexer.choose_rows: {"cpu": indexer.choose_rows},

@@ -5,7 +5,8 @@ captured in a CUDA graph; only ``rows_of`` and ``chunk_of`` copy from the host.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -17,7 +18,11 @@ from longread.spec.state import PAGE_TOKENS, pages_for
 
 QUERY_BLOCK = 8192  # queries of a chunk in attention at once: 512 MB each of q and of the output at 64 heads of 512
 RATIOS = (4, 128)
+# Ring states are kept on a chunk's way where no window is open, and where all that they hold is the chunk's own: at
+# multiples of this many tokens, as many behind the chunk's start.
+SAVE_STEP = 128
 Pair = tuple[Tensor, Tensor]
+Save = tuple[int, int, int]  # position, the ring row that keeps the state there, start of the chunk that it lies in
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +114,58 @@ def last_query(where: Chunk) -> Block:
     start, length, slot, rest = where.meta.unbind()
     meta = torch.stack((start + length - 1, torch.ones_like(length), slot, rest))
     return Block((length - 1).long()[None], Chunk(meta, meta[:1], where.table, where.bound))
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Part of a segment that is computed as one chunk. ``inside``: ring states kept on the way; ``saves``: ring rows
+    that get what the slot holds at its end.
+    """
+
+    segment: Segment
+    start: int
+    stop: int
+    inside: tuple[Save, ...]
+    saves: tuple[int, ...]
+
+
+def pieces(segment: Segment, short: int = 0) -> list[Piece]:
+    """A segment cut at states that cannot be kept on a chunk's way, and in pieces of up to ``short`` tokens at all."""
+    places = sorted({position for position, _ in segment.saves if position < segment.end})
+    cuts = [segment.start]
+    for position in places:
+        if not kept_inside(position, cuts[-1]):
+            cuts.append(position)
+    cuts.append(segment.end)
+    whole = [(start, stop) for start, stop in pairwise(cuts) if stop - start <= short]
+    cuts += [position for start, stop in whole for position in places if start < position < stop]
+    found = []
+    for start, stop in pairwise(sorted(cuts)):
+        inside = tuple((position, ring, start) for position, ring in segment.saves if start < position < stop)
+        found.append(Piece(segment, start, stop, inside, tuple(r for position, r in segment.saves if position == stop)))
+    return found
+
+
+def kept_inside(position: int, start: int) -> bool:
+    """Whether the ring state at a position can be kept on the way of a chunk that begins at ``start``."""
+    return position % SAVE_STEP == 0 and position - start >= SAVE_STEP
+
+
+def up_to(where: Chunk, save: Save) -> Chunk:
+    """The chunk as far as a state is kept, with the ring row that keeps it as its slot: for ``keep`` of rings.
+
+    Raises ValueError where it cannot be kept on the chunk's way.
+    """
+    position, ring, start = save
+    if not kept_inside(position, start):
+        raise ValueError(
+            f"the ring state at {position} cannot be kept inside a chunk from {start}: only at multiples of "
+            f"{SAVE_STEP}, {SAVE_STEP} tokens and more behind its start; cut the chunk there"
+        )
+    meta = where.meta.clone()
+    meta[1].fill_(position - start)  # numbers of the host as launches' arguments: nothing is copied or waited for
+    meta[2].fill_(ring)
+    return replace(where, meta=meta)
 
 
 def rows_of(segments: Sequence[Segment], device: torch.device) -> Rows:

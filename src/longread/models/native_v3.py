@@ -26,7 +26,7 @@ from longread.kernels.places import Chunk, Rows
 from longread.kernels.rope.ref import frequencies, mscale
 from longread.models.deepseek_v3 import FAMILIES, LATENT_EPS
 from longread.models.inputs import StepInputs
-from longread.models.native_step import Block, chunk_of, last_query, rows_of
+from longread.models.native_step import Block, Save, chunk_of, last_query, rows_of
 from longread.models.native_weights import Loader
 from longread.spec.batch import Segment
 from longread.spec.errors import UnsupportedModelError
@@ -87,12 +87,19 @@ class NativeV3:
             y = layer.feed_forward(x, y, where.positions, token_ids)
         return self._logits(x, y)
 
-    def chunk(self, token_ids: Tensor, where: Chunk, state: State, last: bool) -> Tensor | None:
-        """A chunk of one sequence. token_ids: int64 [T] (padding: any id). Float32 [1, vocab] of its last token."""
+    def chunk(
+        self, token_ids: Tensor, where: Chunk, state: State, last: bool, saves: Sequence[Save] = ()
+    ) -> Tensor | None:
+        """A chunk of one sequence. token_ids: int64 [T] (padding: any id). Float32 [1, vocab] of its last token.
+
+        ``saves``: there are no rings to keep.
+        """
         return _finished(self.chunk_layers(token_ids, where, state, last))
 
     @torch.inference_mode()
-    def chunk_layers(self, token_ids: Tensor, where: Chunk, state: State, last: bool | Tensor) -> Layers:
+    def chunk_layers(
+        self, token_ids: Tensor, where: Chunk, state: State, last: bool | Tensor, saves: Sequence[Save] = ()
+    ) -> Layers:
         """``chunk`` in steps: yields after each layer but the last, so that other sequences' rows can run in between.
 
         Returns the logits. ``last``: whether those of the chunk's last token are wanted; a tensor: int64 [R], the rows

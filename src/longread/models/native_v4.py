@@ -22,7 +22,17 @@ from longread.kernels.hyper.ref import Entered, HyperWeights
 from longread.kernels.places import Chunk, Rows
 from longread.kernels.rope.ref import frequencies
 from longread.models.inputs import StepInputs
-from longread.models.native_step import Block, Rotation, chunk_of, last_query, query_blocks, rows_of
+from longread.models.native_step import (
+    Block,
+    Rotation,
+    Save,
+    chunk_of,
+    last_query,
+    pieces,
+    query_blocks,
+    rows_of,
+    up_to,
+)
 from longread.models.native_v4_attention import NativeV4Attention, State
 from longread.models.native_weights import Loader
 from longread.spec.batch import Segment
@@ -67,23 +77,27 @@ class NativeV4:
             last = layer.feed_forward(streams, last, where.positions, token_ids)
         return self._logits(streams, last)
 
-    def chunk(self, token_ids: Tensor, where: Chunk, state: State, last: bool) -> Tensor | None:
+    def chunk(
+        self, token_ids: Tensor, where: Chunk, state: State, last: bool, saves: Sequence[Save] = ()
+    ) -> Tensor | None:
         """A chunk of one sequence. token_ids: int64 [T] (padding: any id). Float32 [1, vocab] of its last token."""
-        return _finished(self.chunk_layers(token_ids, where, state, last))
+        return _finished(self.chunk_layers(token_ids, where, state, last, saves))
 
     @torch.inference_mode()
-    def chunk_layers(self, token_ids: Tensor, where: Chunk, state: State, last: bool | Tensor) -> Layers:
+    def chunk_layers(
+        self, token_ids: Tensor, where: Chunk, state: State, last: bool | Tensor, saves: Sequence[Save] = ()
+    ) -> Layers:
         """``chunk`` in steps: yields after each layer but the last, so that other sequences' rows can run in between.
 
         Returns the logits. ``last``: whether those of the chunk's last token are wanted; a tensor: int64 [R], the rows
-        whose logits are.
+        whose logits are. ``saves``: ring states to be kept on the way. Raises ValueError where that cannot be.
         """
         turns, streams = self.rotation.of_chunk(where), self._streams(token_ids)
-        blocks = query_blocks(where)
+        blocks, kept = query_blocks(where), [up_to(where, save) for save in saves]
         out: Output | None = None
         for layer in self.layers[:-1]:
             given = layer.enter_attention(streams, out)
-            y = layer.attention.chunk(given, where, turns, state, blocks)
+            y = layer.attention.chunk(given, where, turns, state, blocks, kept)
             out = Output(_there(y), given.post, given.a)
             del given, y  # T x D each, and not wanted by the experts
             out = layer.feed_forward(streams, out, where.positions, token_ids)
@@ -92,14 +106,14 @@ class NativeV4:
         final = self.layers[-1]
         given = final.enter_attention(streams, out)
         if last is False:
-            final.attention.chunk(given, where, turns, state, ())
+            final.attention.chunk(given, where, turns, state, (), kept)
             return None
         if last is True:
             wanted = last_query(where)
-            y = _there(final.attention.chunk(given, where, turns, state, (wanted,)))
+            y = _there(final.attention.chunk(given, where, turns, state, (wanted,), kept))
         else:
             wanted = Block(last, where)
-            y = wanted.of(_there(final.attention.chunk(given, where, turns, state, blocks)))
+            y = wanted.of(_there(final.attention.chunk(given, where, turns, state, blocks, kept)))
         output = Output(y, wanted.of(given.post), wanted.of(given.a))
         streams, positions = wanted.of(streams), wanted.of(where.positions)
         output = final.feed_forward(streams, output, positions, wanted.of(token_ids))
@@ -133,22 +147,19 @@ class NativeV4:
             state[name][:, ring].copy_(state[name][:, slot])
 
     def _segment(self, ids: Tensor, s: Segment, rows: Sequence[int], state: State) -> Iterator[Tensor]:
-        """Logits of the given rows of the batch, ascending; cut where ring states are kept."""
-        start = s.start
-        for stop in sorted({position for position, _ in s.saves} | {s.end}):
-            first, end = s.offset + start - s.start, s.offset + stop - s.start
+        """Logits of the given rows of the batch, ascending; cut where ring states cannot be kept on the way."""
+        for piece in pieces(s):
+            first, end = s.offset + piece.start - s.start, s.offset + piece.stop - s.start
             own = [row - first for row in rows if first <= row < end]
             last: bool | Tensor = bool(own)
-            if own and own != [stop - start - 1]:
+            if own and own != [end - first - 1]:
                 last = torch.tensor(own, device=self.device)
-            where = chunk_of(s, start, stop, self.device)
-            logits = _finished(self.chunk_layers(ids[first:end], where, state, last))
+            where = chunk_of(s, piece.start, piece.stop, self.device)
+            logits = _finished(self.chunk_layers(ids[first:end], where, state, last, piece.inside))
             if logits is not None:
                 yield logits
-            for position, ring in s.saves:
-                if position == stop:
-                    self.keep(s.slot, ring, state)
-            start = stop
+            for ring in piece.saves:
+                self.keep(s.slot, ring, state)
 
     def _streams(self, token_ids: Tensor) -> Tensor:
         x = functional.embedding(token_ids, self.embed)

@@ -5,7 +5,7 @@ v4_attention.py, in the operations that a device has kernels for. Inside a chunk
 written before its own later queries look for them.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -60,6 +60,7 @@ class NativeV4Attention:
         self._linear, self._grouped_linear = kernel(fp8.linear, device), kernel(fp8.grouped_linear, device)
         self._quantise, self._latents = kernel(fp8.quantise, device), kernel(fp8.latents, device)
         self._pool_rows, self._pool_chunk = kernel(compressor.rows, device), kernel(compressor.chunk, device)
+        self._pool_keep = kernel(compressor.keep, device)
         self._index_queries, self._index_keys = kernel(indexer.queries, device), kernel(indexer.keys, device)
         self._choose_rows = kernel(indexer.choose_rows, device)
         self._choose_chunk = kernel(indexer.choose_chunk, device)
@@ -89,17 +90,27 @@ class NativeV4Attention:
         return self._output(o)
 
     def chunk(
-        self, given: Entered, where: Chunk, turns: Turns, state: State, blocks: tuple[Block, ...]
+        self,
+        given: Entered,
+        where: Chunk,
+        turns: Turns,
+        state: State,
+        blocks: tuple[Block, ...],
+        kept: Sequence[Chunk] = (),
     ) -> Tensor | None:
-        """A chunk of one sequence: given.u [T, D]. Returns [rows, D] of the queries in ``blocks``, None without any."""
+        """A chunk of one sequence: given.u [T, D]. Returns [rows, D] of the queries in ``blocks``, None without any.
+
+        ``kept``: states on the way that ring rows keep (native_step.up_to).
+        """
         ring, (cos, sin) = state["window"][self.layer], turns.compressed if self.ratio else turns.plain
         c, size = self.c, self.c.window
         c_q, kv = self._latent_vectors(given, cos, sin, state)
         weights: Tensor | None = None
         if self.ratio:
-            weights = self._compress(given.u, where, turns, state)
+            weights = self._compress(given.u, where, turns, state, kept)
         slab = self._window_slab(ring, kv, where, c.rope_head_dim)
-        self._window_keep(ring, kv, where)
+        for there in (*kept, where):
+            self._window_keep(ring, kv, there)
         if not blocks:
             return None
         rows, store = None, self._store(state)
@@ -132,7 +143,9 @@ class NativeV4Attention:
         joined = self._linear(given.u if given.q is None else given.q, self.w_in)
         return self._latents(joined, self.q_norm, self.kv_norm, self.eps, cos, sin, self.quantised, packed)
 
-    def _compress(self, u: Tensor, where: Rows | Chunk, turns: Turns, state: State) -> Tensor | None:
+    def _compress(
+        self, u: Tensor, where: Rows | Chunk, turns: Turns, state: State, kept: Sequence[Chunk] = ()
+    ) -> Tensor | None:
         """Feed the open windows and write the rows of those that close; raw index weights [T, Hi] where there are."""
         pooled, turn = self._linear(u, self.w_pool, torch.float32), turns.windows[self.ratio]
         at = 0
@@ -146,6 +159,8 @@ class NativeV4Attention:
                 self._pool_rows(kv, gate, *rest, where, self.ratio, index)
             else:
                 self._pool_chunk(kv, gate, *rest, where, self.ratio, index)
+            for there in kept:
+                self._pool_keep(kv, gate, part.ape, rings, there, self.ratio)
         return pooled[:, at:] if self.ratio == 4 else None
 
     def _index(self, queries: Tensor, weights: Tensor, cos: Tensor, sin: Tensor, state: State) -> tuple[Tensor, Tensor]:

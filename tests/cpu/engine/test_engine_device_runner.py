@@ -11,9 +11,10 @@ import torch
 
 from longread.engine import engine as engines
 from longread.engine import load_device, slices
-from longread.engine.device_runner import batch_buckets, chunk_sizes, eager_bound, eager_bounds, pieces
+from longread.engine.device_runner import GRAPH_CHUNKS, batch_buckets, chunk_sizes, eager_bound, eager_bounds
 from longread.engine.engine import LocalEngine
 from longread.engine.load import load_resolved
+from longread.models.native_step import pieces
 from longread.plan.machine import probe_machine
 from longread.plan.resolve import resolve
 from longread.spec.batch import Segment
@@ -185,10 +186,28 @@ def test_buckets_hold_what_they_are_for() -> None:
         assert bound in eager_bounds(1 << 20)
 
 
-def test_chunks_are_cut_where_rings_are_kept() -> None:
+def test_short_chunks_are_cut_where_rings_are_kept() -> None:
     segment = Segment(2, 100, 500, 7, (1, 2, 3), ((256, 9), (512, 8), (256, 5)))
-    assert [(p.start, p.stop, p.saves) for p in pieces(segment)] == [
-        (100, 256, (9, 5)),
-        (256, 512, (8,)),
-        (512, 600, ()),
+    assert [(p.start, p.stop, p.inside, p.saves) for p in pieces(segment, GRAPH_CHUNKS[-1])] == [
+        (100, 256, (), (9, 5)),
+        (256, 512, (), (8,)),
+        (512, 600, (), ()),
+    ]
+
+
+def test_long_chunks_are_cut_where_rings_cannot_be_kept_inside() -> None:
+    """Near the start, or off the windows' ends; what is left over behind such a cut may be short."""
+    saves = ((256, 9), (512, 8), (1024, 7), (256, 5), (1030, 4), (1280, 3), (1536, 2))
+    segment = Segment(2, 129, 1471, 7, tuple(range(7)), saves)
+    assert [(p.start, p.stop, p.inside, p.saves) for p in pieces(segment, GRAPH_CHUNKS[-1])] == [
+        (129, 256, (), (9, 5)),
+        (256, 1030, ((512, 8, 256), (1024, 7, 256)), (4,)),
+        (1030, 1600, ((1280, 3, 1030), (1536, 2, 1030)), ()),
+    ]
+    segment = replace(segment, start=128, length=1472)
+    assert [(p.start, p.stop) for p in pieces(segment)] == [(128, 1030), (1030, 1600)]
+    ends = Segment(2, 0, 8192, 0, tuple(range(32)), ((7680, 1), (7936, 2), (8191, 3), (8192, 4)))
+    assert [(p.start, p.stop, p.inside, p.saves) for p in pieces(ends, GRAPH_CHUNKS[-1])] == [
+        (0, 8191, ((7680, 1, 0), (7936, 2, 0)), (3,)),
+        (8191, 8192, (), (4,)),
     ]

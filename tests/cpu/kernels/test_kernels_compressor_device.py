@@ -89,6 +89,31 @@ def test_packed_rows_are_the_packed_numbers(ratio: int, index: bool, steps: list
 
 
 @pytest.mark.parametrize("ratio", [4, 128])
+@pytest.mark.parametrize("start", [0, 1, 127, 128])
+def test_a_kept_state_is_that_of_a_chunk_which_ends_there(ratio: int, start: int) -> None:
+    """Bit for bit, whatever the ring row held; nothing but that row is touched."""
+    s = compressed(600, D, ROPE, ratio, index=False, seed=start)
+    store, table = torch.zeros(PAGES, PAGE // ratio, D), torch.tensor([5, 1, 3], dtype=torch.int32)
+    for place in (256, 384, 512):
+        ends, kept = s.rings(4), s.rings(4)
+        for at, n in ((0, start), (start, place - start)):
+            s.step(device_ref, ends, store, table, SLOT, at, n, 0)  # type: ignore[arg-type]
+        for ring in kept:
+            ring[1:] = 3.25
+        s.keep(device_ref, kept, 1, start, 600 - start, place - start, 2)  # type: ignore[arg-type]
+        for got, want in zip(kept, ends, strict=True):
+            assert torch.equal(got[1], want[SLOT])
+            assert (got[2:] == 3.25).all()
+            assert (got[0] == 7.5).all()
+
+
+def test_a_state_is_not_kept_where_a_long_window_is_open() -> None:
+    s = compressed(300, D, ROPE, 128, index=False, seed=1)
+    with pytest.raises(ValueError, match="a window of 128 is open at position 200"):
+        s.keep(device_ref, s.rings(2), 1, 0, 300, 200, 0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("ratio", [4, 128])
 def test_rows_of_several_sequences_at_once(ratio: int) -> None:
     """Sequences at different places of their windows, padding among them."""
     lengths = [128, 131, 7, 256]

@@ -48,6 +48,20 @@ def test_any_steps(packed: bool, steps: list[int], padding: int) -> None:
     assert torch.equal(ring[others], fresh[others])
 
 
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("start", [0, 1, 128])
+def test_another_ring_row_keeps_a_place_inside_a_chunk(packed: bool, start: int) -> None:
+    """A chunk's length may be less than its rows: the ring is that of a chunk which ends there, bit for bit."""
+    kv, width = series(600), latent_bytes(D, ROPE)
+    rings = [torch.full((4, 128, D), 7.5) for _ in range(2)]
+    if packed:
+        rings = [torch.full((4, 128, width), 0xFF, dtype=torch.uint8) for _ in range(2)]
+    for place in (256, 512):
+        ref.keep(rings[0], kv[start:], one_chunk(start, place - start, SLOT, TABLE, 600 - start))
+        ref.keep(rings[1], kv[start:place], one_chunk(start, place - start, SLOT, TABLE, place - start))
+        assert torch.equal(rings[0], rings[1])
+
+
 @pytest.mark.parametrize(("d", "rope"), [(512, 64), (128, 32), (24, 8), (64, 16)])
 def test_a_packed_width_tells_the_rotated_channels(d: int, rope: int) -> None:
     assert ref.rope_of(d, latent_bytes(d, rope)) == rope

@@ -19,6 +19,7 @@ from longread.measure.reading import write
 from longread.models import native_step
 from longread.models.deepseek_v4 import DeepseekV4
 from longread.models.inputs import StepInputs
+from longread.models.native_step import Save
 from longread.models.native_v4 import NativeV4
 from longread.spec.batch import Segment
 from longread.spec.config_json import read_config, spec_from_config
@@ -161,10 +162,12 @@ def test_layers_leave_room_for_other_rows(case: Case) -> None:
 
 
 def test_kept_rings_are_those_of_a_chunk_that_ends_there(case: Case) -> None:
+    """Kept on a chunk's way at 256; the chunk is cut at 301."""
     cut, kept = case.driver(), case.driver()
     cut.step([(0, case.ids[:256])])
     pages = tuple(cut.tables[0]) + tuple(cut.free[:2])
     segment = Segment(0, 0, 600, 0, pages, ((256, 1), (301, 2), (256, 3)))
+    assert [(p.start, p.stop) for p in native_step.pieces(segment)] == [(0, 301), (301, 600)]
     inputs = StepInputs(torch.tensor(case.ids[:600]), torch.arange(600), (segment,), torch.tensor([599, 280]))
     close(case.native.forward(inputs, kept.state), case.logits[[599, 280]])
     for group in state_groups(case.spec):
@@ -172,6 +175,60 @@ def test_kept_rings_are_those_of_a_chunk_that_ends_there(case: Case) -> None:
             for ring in (1, 3):
                 torch.testing.assert_close(kept.state[group.name][:, ring], cut.state[group.name][:, 0])
             assert not torch.equal(kept.state[group.name][:, 2], kept.state[group.name][:, 1])
+
+
+@pytest.mark.parametrize("start", [0, 1, 100, 128])
+def test_rings_kept_inside_a_chunk_are_those_of_cutting_it(case: Case, start: int) -> None:
+    """Every group's, near the chunk's start, at page ends and between. Products of another length round otherwise, so
+    they are near (kernels' ``keep`` is held to bits elsewhere); what the chunk itself leaves is the same to the bit.
+    """
+    places = [-(-(start + 128) // 128) * 128, 512, 640]
+    begin = [start] * (start > 0)
+    end, whole = read(case, [*begin, LENGTH], [])
+    _, cut = read(case, [*begin, *places, LENGTH], places)
+    logits, kept = read(case, [*begin, LENGTH], [(p, ring, start) for ring, p in enumerate(places, 1)])
+    assert torch.equal(logits, end)
+    for group in state_groups(case.spec):
+        got, alone = kept[group.name], whole[group.name]
+        if group.kind == "rows":
+            assert torch.equal(got.nan_to_num(7), alone.nan_to_num(7)), group.name
+            continue
+        assert torch.equal(got[:, [0, 4]], alone[:, [0, 4]]), group.name
+        assert not (got[:, 1:4] == UNTOUCHED).any()
+        torch.testing.assert_close(got[:, 1:4], cut[group.name][:, 1:4], atol=TOLERANCE, rtol=1e-6)
+
+
+UNTOUCHED = 7.5
+
+
+def read(case: Case, stops: list[int], saves: list[int] | list[Save]) -> tuple[Tensor, dict[str, Tensor]]:
+    """The prompt in chunks up to each of ``stops``: the last one's logits, and the state. Ring rows 1 and on keep what
+    the slot holds at each position of ``saves``, or what the last chunk keeps on its way.
+    """
+    state, at, logits = Driver(case.spec, case.native, slots=5).state, 0, None
+    for group in state_groups(case.spec):
+        if group.kind == "ring":
+            state[group.name][:, 1:] = UNTOUCHED
+    inside = [save for save in saves if isinstance(save, tuple)]
+    for stop in stops:
+        where = native_step.chunk_of(Segment(0, at, stop - at, 0, (11, 9, 10)), at, stop, torch.device("cpu"))
+        own = inside if stop == stops[-1] else []
+        logits = case.native.chunk(torch.tensor(case.ids[at:stop]), where, state, last=True, saves=own)
+        for ring, position in enumerate(saves, 1):
+            if position == stop:
+                case.native.keep(0, ring, state)
+        at = stop
+    assert logits is not None
+    return logits, state
+
+
+@pytest.mark.parametrize("position", [300, 128, 256])
+def test_a_ring_that_a_chunk_does_not_have_is_refused(case: Case, position: int) -> None:
+    """Off the windows' ends, or with tokens in it from before the chunk: whoever asks has to cut the chunk."""
+    where = native_step.chunk_of(Segment(0, 129, 371, 0, (0, 1)), 129, 500, torch.device("cpu"))
+    steps = case.native.chunk_layers(torch.tensor(case.ids[:371]), where, {}, False, [(position, 1, 129)])
+    with pytest.raises(ValueError, match=f"ring state at {position} cannot be kept inside a chunk from 129"):
+        next(steps)
 
 
 def reader(cache: CacheKind, dtype: torch.dtype, native: bool, ids: list[int]) -> Tensor:

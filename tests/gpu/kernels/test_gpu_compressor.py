@@ -197,6 +197,26 @@ def test_rows_of_many_sequences(ratio: int, index: bool, batch: int, device: str
         torch.testing.assert_close(got, want, equal_nan=True, **BOUND)
 
 
+@pytest.mark.parametrize(("ratio", "index"), KINDS)
+@pytest.mark.parametrize("start", [0, 1, 128])
+def test_a_kept_state_is_that_of_a_chunk_which_ends_there(ratio: int, index: bool, start: int, device: str) -> None:
+    """Bit for bit what the kernels leave in a slot, and what the reference keeps; no other ring row is touched."""
+    d, rope = (32, 8) if index else (128, 32)
+    s = compressed(start + 300, d, rope, ratio, index, seed=start, device=device)
+    table = torch.tensor([5, 1], dtype=torch.int32, device=device)
+    place = 256 - start % 128
+    ends, kept, plain = s.rings(4), s.rings(4), s.rings(4)
+    for at, n in ((0, start), (start, place)):
+        s.step(fast, ends, store_of(ratio, d, rope, index, "float32", device), table, SLOT, at, n, 0)
+    for ring in (*kept, *plain):
+        ring[1:] = 3.25
+    s.keep(fast, kept, 1, start, 300, place, 3)
+    s.keep(device_ref, plain, 1, start, 300, place, 3)
+    for got, want, same in zip(kept, ends, plain, strict=True):
+        assert torch.equal(got[1], want[SLOT])
+        assert torch.equal(got, same)
+
+
 @pytest.mark.parametrize("ratio", [4, 128])
 def test_a_chunk_of_padding_alone_touches_nothing(ratio: int, device: str) -> None:
     s = compressed(6, 128, 32, ratio, index=False, seed=1, device=device)
@@ -207,6 +227,7 @@ def test_a_chunk_of_padding_alone_touches_nothing(ratio: int, device: str) -> No
     cos, sin = turns(torch.arange(6 // ratio + 2, device=device) * ratio, 32)
     here = one_chunk(127, 0, SLOT, table, 6)
     fast.chunk(nan, nan, s.ape, rings, s.gain, 1e-6, cos, sin, store, here, ratio, False)
+    fast.keep(nan, nan, s.ape, rings, here, ratio)
     assert (store == 7).all()
     for got, want in zip(rings, before, strict=True):
         assert torch.equal(got, want)

@@ -129,7 +129,7 @@ def test_nothing_waits_for_the_device_and_graphs_are_the_launches(device: str) -
     for mode in ("default", "error"):  # the first run compiles
         torch.cuda.set_sync_debug_mode(mode)
         try:
-            model.chunk(ids, chunk, driver.state, last=True)
+            model.chunk(ids, chunk, driver.state, last=True, saves=[(1024, 0, 0), (2048, 0, 0)])
             eager = model.rows(ids[:2], rows, driver.state)
         finally:
             torch.cuda.set_sync_debug_mode("default")

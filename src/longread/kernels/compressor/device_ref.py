@@ -89,6 +89,27 @@ def chunk(
         _write(pooled, gain, eps, cos[:n], sin[:n], store, pages, windows % (PAGE // ratio), index)
 
 
+def keep(kv: Tensor, gate: Tensor, ape: Tensor, rings: tuple[Tensor, ...], where: Chunk, ratio: int) -> None:
+    """The ring state that a chunk leaves which ends at where's start + length, to where's slot: any ring row.
+
+    For states kept at places inside a longer chunk, whose kv and gate these are; nothing is pooled. Ratio 4: the last
+    8 tokens. Ratio 128: the place must be a multiple of 128, where the open window is empty.
+    """
+    start, length, slot = (int(n) for n in where.meta[:3].tolist())
+    end = start + length
+    if ratio == ref.RATIO:
+        kept = min(length, 2 * ref.RATIO)
+        positions = torch.arange(end - kept, end, device=kv.device)
+        at, new = positions % (2 * ref.RATIO), slice(length - kept, length)
+        rings[0][slot, at] = kv[new].float()
+        rings[1][slot, at] = gate[new].float() + ape[positions % ratio]
+    elif end % ratio:
+        raise ValueError(f"a window of {ratio} is open at position {end}")
+    elif length:
+        for ring, empty in zip(rings, (ref.NEG_INF, 0.0, 0.0), strict=True):
+            ring[slot] = empty
+
+
 def _write(
     pooled: Tensor,
     gain: Tensor,

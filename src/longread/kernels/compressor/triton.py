@@ -79,10 +79,7 @@ def chunk(
             kv, gate, ape, ring_kv, ring_score, gain, eps, cos, sin, store, where.meta, where.table,
             kv.stride(0), gate.stride(0), ring_kv.stride(0), store.stride(0), **shape, num_warps=_warps(gain),
         )  # fmt: skip
-        _overlap_keep[(min(8, tokens),)](
-            kv, gate, ape, ring_kv, ring_score, where.meta, kv.stride(0), gate.stride(0), ring_kv.stride(0),
-            W=kv.shape[1], BLOCK=triton.next_power_of_2(kv.shape[1]), num_warps=4,
-        )  # fmt: skip
+        keep(kv, gate, ape, rings, where, ratio)
         return
     top, total, acc = rings
     d, windows = gain.shape[0], tokens // ratio + 2
@@ -96,6 +93,25 @@ def chunk(
     _online_finish[(windows,)](
         pooled, top, total, acc, gain, eps, cos, sin, store, where.meta, where.table, *strides, store.stride(0),
         **shape, num_warps=FINISH_WARPS,
+    )  # fmt: skip
+
+
+def keep(kv: Tensor, gate: Tensor, ape: Tensor, rings: tuple[Tensor, ...], where: Chunk, ratio: int) -> None:
+    """See ``device_ref.keep``; that a place is a multiple of 128 is not looked at here."""
+    tokens, width = kv.shape
+    if not tokens:
+        return
+    if ratio == 4:
+        ring_kv, ring_score = rings
+        _overlap_keep[(min(8, tokens),)](
+            kv, gate, ape, ring_kv, ring_score, where.meta, kv.stride(0), gate.stride(0), ring_kv.stride(0),
+            W=width, BLOCK=triton.next_power_of_2(width), num_warps=4,
+        )  # fmt: skip
+        return
+    top, total, acc = rings
+    _online_empty[(1,)](
+        top, total, acc, where.meta, top.stride(0), total.stride(0), acc.stride(0),
+        D=width, BLOCK=triton.next_power_of_2(width), num_warps=4,
     )  # fmt: skip
 
 
@@ -271,6 +287,19 @@ def _overlap_keep(
         s = tl.load(gate + token.to(tl.int64) * gate_row + c, mask=here, other=0.0).to(tl.float32)
         tl.store(ring_kv + out, x, mask=here)
         tl.store(ring_score + out, s + tl.load(ape + position % 4 * W + c, mask=here, other=0.0), mask=here)
+
+
+@triton.jit(do_not_specialize_on_alignment=LOOSE)
+def _online_empty(
+    ring_top, ring_total, ring_acc, meta, top_slot, total_slot, acc_slot, D: tl.constexpr, BLOCK: tl.constexpr
+):
+    """What the rings hold where a window has just closed."""
+    length, slot = tl.load(meta + 1), tl.load(meta + 2).to(tl.int64)
+    if length > 0:
+        c, zeros = tl.arange(0, BLOCK), tl.zeros((BLOCK,), tl.float32)
+        tl.store(ring_top + slot * top_slot + c, zeros + float("-inf"), mask=c < D)
+        tl.store(ring_total + slot * total_slot + c, zeros, mask=c < D)
+        tl.store(ring_acc + slot * acc_slot + c, zeros, mask=c < D)
 
 
 @triton.jit(do_not_specialize_on_alignment=LOOSE)
