@@ -15,6 +15,7 @@ from longread.engine.device_runner import GRAPH_CHUNKS, batch_buckets, chunk_siz
 from longread.engine.engine import LocalEngine
 from longread.engine.load import load_resolved
 from longread.models.native_step import pieces
+from longread.models.native_v4 import NativeV4
 from longread.plan.machine import probe_machine
 from longread.plan.resolve import resolve
 from longread.spec.batch import Segment
@@ -74,6 +75,27 @@ def test_tokens_are_the_cpu_engines(model: Path, monkeypatch: pytest.MonkeyPatch
     device = engine(model, True, monkeypatch)
     assert answers(device, prompts) == expected
     assert device.stats().prefix_cache_hits > 0
+
+
+def test_answers_go_on_from_states_kept_inside_a_chunk(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts that land on page ends within another's last chunk, which was not cut there."""
+    first = prompt(1350, 61)
+    prompts = [first, (*first[:1290], *prompt(30, 62)), (*first[:1100], *prompt(30, 63))]
+    expected = [answers(engine(model, False, monkeypatch), [one]) for one in prompts]
+    device = engine(model, True, monkeypatch)
+    inside: set[int] = set()
+    plain = NativeV4.chunk_layers
+
+    def spied(self: NativeV4, *args: Any) -> Any:
+        inside.update(position for position, *_ in args[4])
+        return plain(self, *args)
+
+    monkeypatch.setattr(NativeV4, "chunk_layers", spied)
+    for one, tokens, held in zip(prompts, expected, (0, 1280, 1024), strict=True):
+        before = device.stats().prefix_cache_hits
+        assert answers(device, [one]) == tokens
+        assert device.stats().prefix_cache_hits - before == held
+        assert {1024, 1280} <= inside
 
 
 def test_seeded_sampling_does_not_see_its_batch(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
