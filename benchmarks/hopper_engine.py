@@ -13,6 +13,7 @@ import statistics
 import sys
 import time
 import traceback
+from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -28,7 +29,7 @@ from longread.measure.result import this_commit, this_machine
 from longread.spec.config import EngineOptions
 from longread.spec.engine import FirstToken, GenerationRequest, SamplingParams, TokenEvent
 from longread.spec.reduced import random_spec
-from longread.spec.state import PAGE_TOKENS, state_groups
+from longread.spec.state import PAGE_TOKENS, HashedTokens, hash_pages, state_groups
 
 KILO = 1024
 
@@ -46,9 +47,15 @@ class Driver:
         self.steps: list[float] = []
 
     def submit(self, ids: Sequence[int], tokens: int) -> str:
+        """As the server does it: page identities are made beside the tokens, before the engine's clock starts."""
         self.count += 1
+        prompt, root = tuple(ids), self.engine.info.cache_root
+        start = time.perf_counter()
+        data = array("i", prompt).tobytes()
+        hashed = HashedTokens(root, data, hash_pages(root, data), min(prompt), max(prompt))
+        self.hash_s = time.perf_counter() - start
         sampling = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
-        self.engine.submit(GenerationRequest(f"r{self.count}", tuple(ids), sampling))
+        self.engine.submit(GenerationRequest(f"r{self.count}", prompt, sampling, hashed))
         return f"r{self.count}"
 
     def run(self, until: Callable[[dict[str, list[float]]], bool] | None = None) -> dict[str, list[float]]:
@@ -80,6 +87,7 @@ class Driver:
         return {
             "tokens": len(ids),
             "ttft_s": times.first_token - times.arrived,
+            "hash_s": self.hash_s,
             "parts_s": times.parts(),
             "computed": times.prefill_tokens,
             "reused": None if reuse is None else [reuse.device_tokens, reuse.host_tokens, reuse.disk_tokens],

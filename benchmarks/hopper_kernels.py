@@ -302,7 +302,7 @@ def attention(bench: Bench) -> None:
     csa, hca = latent_store(PAGES, 64), latent_store(PAGES, 2)
     slab, cos = bf16(128 + t, d), torch.rand(t, 32, device="cuda")
     head = (bf16(t, h, d), 1e-6, cos, cos, sink, scale, slab)
-    window = partial(ops.chunk, *head, None, None, 0, chunk_at(0, t, PAGES))
+    window = partial(ops.chunk_turned, *head, None, None, 0, chunk_at(0, t, PAGES), True)
     bench.add("chunk, window", f"T={t}", window, t * 128 * flop, "bf16")
     for start in (24576, 122880, 516096):
         where, n = chunk_at(start, t, PAGES), (start + t) // 4
@@ -310,10 +310,10 @@ def attention(bench: Bench) -> None:
         bench.add("entries csa", f"{n} rows", unpack, n * (584 + 1024), "copy")
         rows = ops.entries(hca, where, 128, d, 64, torch.bfloat16, None)
         chosen = torch.randint(0, start // 4, (t, 512), device="cuda", dtype=torch.int32).sort(-1).values
-        run = partial(ops.chunk, *head, unpack(), chosen, 4, where)
+        run = partial(ops.chunk_turned, *head, unpack(), chosen, 4, where, True)
         bench.add("chunk, csa 512", f"T={t} at {start}", run, t * 640 * flop, "bf16", repeats=3)
         keys = 128 + (start + t / 2) / 128
-        run = partial(ops.chunk, *head, rows, None, 128, where)
+        run = partial(ops.chunk_turned, *head, rows, None, 128, where, True)
         bench.add("chunk, hca", f"T={t} at {start}", run, t * keys * flop, "bf16", repeats=3)
     ring = latent_store(64, 128)
     for b in (1, 8, 32):
@@ -322,9 +322,9 @@ def attention(bench: Bench) -> None:
         for context in (8192, 131072, 524288):
             where = rows_at(context, b, PAGES)
             chosen = torch.randint(0, PAGES * 64, (b, 512), device="cuda", dtype=torch.int32)
-            run = partial(ops.rows, *head, csa, chosen, 4, where, 64)
+            run = partial(ops.rows_turned, *head, csa, chosen, 4, where, 64, True)
             bench.add("decode, csa", f"B={b} at {context}", [run] * 8, b * 640 * 584, "copy")
-            run = partial(ops.rows, *head, hca, None, 128, where, 64)
+            run = partial(ops.rows_turned, *head, hca, None, 128, where, 64, True)
             bench.add("decode, hca", f"B={b} at {context}", [run] * 8, b * (128 + context / 128) * 584, "copy")
 
 
