@@ -216,15 +216,13 @@ def hyper(bench: Bench) -> None:
 def experts(bench: Bench) -> None:
     from longread.kernels.experts import triton as ops
     from longread.kernels.experts.ref import ExpertWeights
-
     from longread.kernels.fp8 import triton as fp8_ops
 
     e, d, f, k = 256, 4096, 2048, 6
     moe = release("V4-Flash").moe
     w13, w2 = bytes_(0, 256, e, 2 * f, d // 2), bytes_(0, 256, e, d, f // 2)
     w = ExpertWeights("fp4", w13, bytes_(117, 122, e, 2 * f, d // 32), w2, bytes_(117, 122, e, d, f // 32))
-    if hasattr(ops, "prepare"):
-        w = ops.prepare(w)
+    w = ops.prepare(w)
     gate, bias = bf16(e, d), torch.zeros(e, device="cuda")
     for t in (1, 2, 8, 32, 128, 512, 1024, 4096, 8192, 16384):
         positions = torch.arange(t, device="cuda", dtype=torch.int32)
@@ -241,9 +239,8 @@ def experts(bench: Bench) -> None:
             bench.add("experts", f"T={t} ({distinct} of {e})", list(runs), size, "copy")
             continue
         bench.add("experts", f"T={t}", runs[0], 6.0 * t * k * d * f, "fp8")
-        for regime in getattr(ops, "REGIMES", ()):
-            run = partial(ops.experts, u, q, *routed[0], w, 10.0, shared, regime=regime)
-            bench.add(f"experts {regime}", f"T={t}", run, 6.0 * t * k * d * f, "fp8")
+        run = partial(ops.experts, u, q, *routed[0], w, 10.0, shared, way="expanded")
+        bench.add("experts expanded", f"T={t}", run, 6.0 * t * k * d * f, "fp8")
 
 
 def chunk_at(start: int, t: int, pages: int) -> Chunk:
