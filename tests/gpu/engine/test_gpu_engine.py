@@ -7,11 +7,11 @@ The kernels round to bfloat16 and FP8 where the CPU's model computes in float32,
 
 import pytest
 import torch
-import triton
 from readers import Reader
 
 from longread.measure.reading import write
 
+triton = pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="a whole engine takes too long interpreted")
 QUESTIONS = 6
 
