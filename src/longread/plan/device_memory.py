@@ -20,10 +20,13 @@ FAMILIES = ("deepseek_v4",)  # what has a model of native weights
 BLOCK = 128  # of FP8 scales
 COMPUTE = 2  # bytes of a bfloat16
 CONTEXT_BYTES = 640 * 2**20  # CUDA context, Triton's and cuBLAS's modules: 0.3 to 1.05 GiB measured with other engines
-GRAPH_BYTES = 2**30  # of all graphs: their nodes and the pool that they share beside one step's buffers
+# Of all graphs beside one step's buffers, and what torch's allocator keeps but has not handed out: reserved less
+# allocated at the peak of one H200's runs, V4-Flash with 8 and 32 layers (2.61 and 2.97 GB, results/hopper-v4-*.json).
+GRAPH_BYTES, GRAPH_LAYER_BYTES = 1824 * 2**20, 15 * 2**20
 WORKSPACE_BYTES = 64 * 2**20  # cuBLAS's, on two streams
 SCORE_BYTES = 256 * 2**20  # kernels/indexer takes as many queries at a time as have so many bytes of scores
 SAMPLED_ROWS = 16  # engine.device_sampler.ROWS
+STAGING, STAGING_BYTES = 3, 32 * 2**20  # kv.device_copies: buffers of records on their way, of at least so many bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +88,17 @@ def device_plan(
 
     weights    ``native_bytes``
     kv_*       pages, slots and snapshots at ``state_groups(spec, cache)``'s widths
-    workspace  the larger of ``step_bytes(N, L)`` and ``sampler_bytes``, and page tables: slots * pages of L * 4
+    workspace  the larger of ``step_bytes(N, L)`` and ``sampler_bytes``; page tables: slots * pages of L * 4; staging of
+               records between the tiers
     logits     float32 of a bucket's rows
     runtime    CUDA's context, cuBLAS, the graphs: these hold a short chunk's buffers, ``step_bytes(512, L)``
     """
     page, slot = group_bytes(spec, cache)
     step = max(step_bytes(spec, max_num_batched_tokens, max_model_len, cache), sampler_bytes(spec, num_slots))
     tables = num_slots * pages_for(max_model_len) * 4
-    graphs = step_bytes(spec, min(512, max_num_batched_tokens), max_model_len, cache)
+    tables += STAGING * max(STAGING_BYTES, page, slot)
+    graphs = GRAPH_BYTES + spec.layers * GRAPH_LAYER_BYTES
+    graphs += step_bytes(spec, min(512, max_num_batched_tokens), max_model_len, cache)
     return MemoryPlan(
         weights=native_bytes(spec),
         kv_pages=num_pages * page,
@@ -100,7 +106,7 @@ def device_plan(
         kv_snapshots=num_snapshots * slot,
         workspace=step + tables,
         logits=4 * (bucket(num_slots) + 1) * spec.vocab,
-        runtime=CONTEXT_BYTES + GRAPH_BYTES + WORKSPACE_BYTES + graphs,
+        runtime=CONTEXT_BYTES + WORKSPACE_BYTES + graphs,
         host_cache=host_cache,
         store_buffers=store_buffers,
     )

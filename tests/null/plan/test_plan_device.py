@@ -109,6 +109,25 @@ def test_a_step_grows_with_tokens_and_context() -> None:
     assert plan.device_peak == plan.total - plan.runtime
 
 
+@pytest.mark.parametrize(
+    ("layers", "pages", "allocated", "peak", "reserved"),
+    [
+        ("8", 33792, 35_798_788_096, 37_547_546_624, 40_154_169_344),
+        ("32", 24474, 134_568_647_680, 136_317_406_208, 139_290_738_688),
+    ],
+)
+def test_the_plan_is_what_torch_counted_on_an_h200(
+    layers: str, pages: int, allocated: int, peak: int, reserved: int
+) -> None:
+    """results/hopper-v4-flash-*.json: what was there at the start, the peak, and what the allocator held in the end."""
+    spec = random_spec("DeepSeek-V4-Flash", layers)
+    pools = {"num_slots": 8, "num_snapshots": 48, "max_num_batched_tokens": 8192, "max_model_len": 540672}
+    plan = device_plan(spec, cache="fp8", num_pages=pages, **pools)  # type: ignore[arg-type]
+    assert abs(plan.allocated / allocated - 1) < 0.01
+    assert 0 <= plan.device_peak / peak - 1 < 0.03
+    assert 0 <= plan.on_device / reserved - 1 < 0.03  # on_device also holds CUDA's context, which torch does not see
+
+
 def test_hidden_gpus_are_no_gpus() -> None:
     assert probe_gpu("") == "CUDA_VISIBLE_DEVICES hides all GPUs"
     assert probe_gpu("-1") == "CUDA_VISIBLE_DEVICES hides all GPUs"
