@@ -165,7 +165,7 @@ def up_to(where: Chunk, save: Save) -> Chunk:
     meta = where.meta.clone()
     meta[1].fill_(position - start)  # numbers of the host as launches' arguments: nothing is copied or waited for
     meta[2].fill_(ring)
-    return replace(where, meta=meta, extent=None)
+    return replace(where, meta=meta)
 
 
 def rows_of(segments: Sequence[Segment], device: torch.device) -> Rows:
@@ -186,5 +186,4 @@ def chunk_of(s: Segment, start: int, stop: int, device: torch.device) -> Chunk:
     meta = torch.tensor((start, stop - start, s.slot, 0), dtype=torch.int32)
     positions = torch.arange(start, stop, dtype=torch.int32)
     table = torch.tensor(s.pages[:pages], dtype=torch.int32)
-    extent = start, stop - start
-    return Chunk(meta.to(device), positions.to(device), table.to(device), pages * PAGE_TOKENS, extent)
+    return Chunk(meta.to(device), positions.to(device), table.to(device), pages * PAGE_TOKENS)
