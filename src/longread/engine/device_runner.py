@@ -30,7 +30,7 @@ from longread.engine.slices import Pace, Slices
 from longread.engine.staging import Staging
 from longread.kernels.places import Chunk, Rows
 from longread.models.inputs import StepInputs
-from longread.models.native_step import SAVE_STEP, Piece, Save, pieces
+from longread.models.native_step import SAVE_STEP, Layers, Piece, Save, finished, pieces
 from longread.spec.batch import Segment
 from longread.spec.state import PAGE_TOKENS, pages_for
 
@@ -42,7 +42,6 @@ EAGER_STEP = 2048  # tokens; up to EAGER_EVEN a long chunk's bound is a multiple
 EAGER_EVEN = 16384
 TOLD_SECONDS = 2.0
 State = Mapping[str, Tensor]
-Layers = Generator[None, None, Tensor | None]
 Progress = Callable[[str, int, int], None]  # what is prepared, how many are, of how many
 
 
@@ -122,7 +121,7 @@ class DeviceRunner:
             chunks = [s for s in batch.segments if s.length > 1]
             free = len(singles)
             for place, segment in enumerate(chunks):
-                logits = _last(self._layers(batch, segment))
+                logits = finished(self._layers(batch, segment))
                 if logits is not None:
                     self._logits[free + place].copy_(logits[0])
                 where[segment.offset + segment.length - 1] = free + place
@@ -341,16 +340,6 @@ class Measured:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return logits
-
-
-def _last(steps: Layers) -> Tensor | None:
-    """What a generator returns, run to its end."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            logits: Tensor | None = end.value
-            return logits
 
 
 def batch_buckets(most: int) -> list[int]:

@@ -4,7 +4,7 @@ Knows segments, pages and positions; knows no weights. Nothing is read back from
 captured in a CUDA graph; only ``rows_of`` and ``chunk_of`` copy from the host.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -22,6 +22,7 @@ RATIOS = (4, 128)
 # multiples of this many tokens, as many behind the chunk's start.
 SAVE_STEP = 128
 Pair = tuple[Tensor, Tensor]
+Layers = Generator[None, None, Tensor | None]  # a chunk layer by layer; returns its logits where they are wanted
 Save = tuple[int, int, int]  # position, the ring row that keeps the state there, start of the chunk that it lies in
 
 
@@ -166,6 +167,16 @@ def up_to(where: Chunk, save: Save) -> Chunk:
     meta[1].fill_(position - start)  # numbers of the host as launches' arguments: nothing is copied or waited for
     meta[2].fill_(ring)
     return replace(where, meta=meta)
+
+
+def finished(steps: Layers) -> Tensor | None:
+    """What ``steps`` return, run to their end."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            logits: Tensor | None = end.value
+            return logits
 
 
 def rows_of(segments: Sequence[Segment], device: torch.device) -> Rows:

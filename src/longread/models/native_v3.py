@@ -6,7 +6,7 @@ context, which needs its place on the host: it is read back once a chunk. With p
 the sums are those of deepseek_v3.py. Sources: arXiv 2405.04434 (V2), 2412.19437 (V3).
 """
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -26,7 +26,7 @@ from longread.kernels.places import Chunk, Rows
 from longread.kernels.rope.ref import frequencies, mscale
 from longread.models.deepseek_v3 import FAMILIES, LATENT_EPS
 from longread.models.inputs import StepInputs
-from longread.models.native_step import Block, Save, chunk_of, last_query, rows_of
+from longread.models.native_step import Block, Layers, Save, chunk_of, finished, last_query, rows_of
 from longread.models.native_weights import Loader
 from longread.spec.batch import Segment
 from longread.spec.errors import UnsupportedModelError
@@ -36,7 +36,6 @@ from longread.spec.model import MLASpec, ModelSpec, MoESpec
 ABSORBED = 512
 SHORT = {".w1.": ".gate_proj.", ".w3.": ".up_proj.", ".w2.": ".down_proj."}  # what Loader asks for, and V3's names
 State = Mapping[str, Tensor]
-Layers = Generator[None, None, Tensor | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +93,7 @@ class NativeV3:
 
         ``saves``: there are no rings to keep.
         """
-        return _finished(self.chunk_layers(token_ids, where, state, last))
+        return finished(self.chunk_layers(token_ids, where, state, last))
 
     @torch.inference_mode()
     def chunk_layers(
@@ -159,7 +158,7 @@ class NativeV3:
         if own and own != [s.length - 1]:
             last = torch.tensor(own, device=self.device)
         where = chunk_of(s, s.start, s.end, self.device)
-        logits = _finished(self.chunk_layers(ids[s.offset : s.offset + s.length], where, state, last))
+        logits = finished(self.chunk_layers(ids[s.offset : s.offset + s.length], where, state, last))
         if logits is not None:
             yield logits
 
@@ -337,12 +336,3 @@ def _renamed(weights: Callable[[str], Tensor]) -> Callable[[str], Tensor]:
         return weights(name)
 
     return tensor
-
-
-def _finished(steps: Layers) -> Tensor | None:
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            logits: Tensor | None = end.value
-            return logits

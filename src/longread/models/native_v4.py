@@ -6,7 +6,7 @@ batch through them. With plain weights nothing is quantised and the sums are tho
 Sources: arXiv 2606.19348, DeepSeek-V4 inference/model.py.
 """
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -24,9 +24,11 @@ from longread.kernels.rope.ref import frequencies
 from longread.models.inputs import StepInputs
 from longread.models.native_step import (
     Block,
+    Layers,
     Rotation,
     Save,
     chunk_of,
+    finished,
     last_query,
     pieces,
     query_blocks,
@@ -39,7 +41,6 @@ from longread.spec.batch import Segment
 from longread.spec.model import HyperSpec, ModelSpec
 from longread.spec.state import state_groups
 
-Layers = Generator[None, None, Tensor | None]
 Given = TypeVar("Given")
 
 
@@ -81,7 +82,7 @@ class NativeV4:
         self, token_ids: Tensor, where: Chunk, state: State, last: bool, saves: Sequence[Save] = ()
     ) -> Tensor | None:
         """A chunk of one sequence. token_ids: int64 [T] (padding: any id). Float32 [1, vocab] of its last token."""
-        return _finished(self.chunk_layers(token_ids, where, state, last, saves))
+        return finished(self.chunk_layers(token_ids, where, state, last, saves))
 
     @torch.inference_mode()
     def chunk_layers(
@@ -155,7 +156,7 @@ class NativeV4:
             if own and own != [end - first - 1]:
                 last = torch.tensor(own, device=self.device)
             where = chunk_of(s, piece.start, piece.stop, self.device)
-            logits = _finished(self.chunk_layers(ids[first:end], where, state, last, piece.inside))
+            logits = finished(self.chunk_layers(ids[first:end], where, state, last, piece.inside))
             if logits is not None:
                 yield logits
             for ring in piece.saves:
@@ -229,15 +230,6 @@ def mix_weights(load: Loader, name: str) -> HyperWeights:
     """fn, base and scale of one hyper-connection, in the device's form."""
     fn, base, scale = (load.plain(f"{name}_{part}", torch.float32) for part in ("fn", "base", "scale"))
     return kernel(hyper.weights, load.device.type)(fn, base, scale)
-
-
-def _finished(steps: Layers) -> Tensor | None:
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            logits: Tensor | None = end.value
-            return logits
 
 
 def _there(value: Given | None) -> Given:

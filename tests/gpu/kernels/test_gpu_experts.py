@@ -207,7 +207,9 @@ def test_experts(device: str, way: str, kind: str, t: int, k: int, e: int, d: in
     want = ref.experts(u.double(), q, ids, weights, w, limit, shared.double())
     assert got.dtype == shared.dtype and torch.equal(got, again)
     off = (got.double() - want).norm() / (want - shared.double()).norm()
-    assert off < (0.03 if kind == "plain" else ROUNDING)  # in bfloat16 a sum is rounded with the larger shared part
+    # A plain sum is rounded to bfloat16 (2^-9 of it in the mean) with the shared part, which may be the larger.
+    rounded = 2**-9 * float(want.norm() / (want - shared.double()).norm())
+    assert off < (0.01 + rounded if kind == "plain" else ROUNDING)
     assert torch.equal(got[t // 2], shared[t // 2]) or t == 1  # the padding row: what was shared, nothing else
 
 

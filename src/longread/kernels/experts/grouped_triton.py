@@ -10,6 +10,8 @@ after at most 128 columns, because Hopper's FP8 accumulator keeps about 14 bits.
 import triton
 import triton.language as tl
 
+from longread.kernels.cache_rows.triton import exponents, powers
+
 # Four-byte word -> e4m3 of columns 4q..4q+3 and 64+4q..64+4q+3 (ref.prepare). $2: word; $3, $7, $11, $15 (each given
 # four times, as a pack of four elements does): the tables of the first half's block and of the second's. A selector's
 # nibble picks a table byte, so four codes cost one prmt; 0xEA is (a & b) | c.
@@ -73,13 +75,6 @@ def _e4m3(code, sign, shift):
 
 
 @triton.jit
-def power_above(peak):
-    """2^ceil(log2(max(peak, 1e-4) / 448)), as kernels/fp8/ref.py's."""
-    bits = tl.maximum(peak, 1e-4).to(tl.int32, bitcast=True)
-    return ((((bits + 0x1FFFFF) >> 23) - 8) << 23).to(tl.float32, bitcast=True)
-
-
-@triton.jit
 def _words_product(acc, rows, k, xa, xb, xc, xd, x_scale0, x_scale1, scales, GROUP: tl.constexpr, ASM: tl.constexpr):
     """acc [R, T] + the product of group k of 128 columns, four times 32; x_scale: float32 [1, T] or unused."""
     at = rows + k * 64
@@ -120,6 +115,44 @@ def _product(acc, rows, k, x0, x1, x_scale0, x_scale1, scales, KIND: tl.constexp
     if GROUP == 0:
         return acc + part * scales
     return acc + part * (x_scale1 * scales)
+
+
+@triton.jit
+def _scaled(gate, up, r, weight_row, half, xs, x_rows, xs_row, KIND: tl.constexpr, GROUP: tl.constexpr):
+    """The sums [BR, BT] times what holds for whole rows: a weight's, FP4 only, and where GROUP is 0 a token's."""
+    if KIND == "fp4_words":
+        gate *= tl.load(r + weight_row)[:, None]
+        up *= tl.load(r + weight_row + half)[:, None]
+    if GROUP == 0 and KIND != "plain":
+        factor = tl.load(xs + x_rows * xs_row)[None, :]
+        gate *= factor
+        up *= factor
+    return gate, up
+
+
+@triton.jit
+def _store(
+    gate, up, y, ys, slots, row, tile, limit,
+    ROWS: tl.constexpr, TILES: tl.constexpr, GATED: tl.constexpr, OUT: tl.constexpr, LIMITED: tl.constexpr,
+    BR: tl.constexpr,
+):  # fmt: skip
+    """A tile's end: silu(gate) * up, quantised where OUT is "fp8"; or both halves as they are. gate, up: [BR, BT]."""
+    WIDE: tl.constexpr = ROWS // 2 if GATED else ROWS
+    out = (slots.to(tl.int64) * WIDE)[None, :] + row[:, None]
+    if GATED:
+        if LIMITED:
+            gate = tl.minimum(gate, limit, propagate_nan=tl.PropagateNan.ALL)
+            up = tl.clamp(up, -limit, limit, propagate_nan=tl.PropagateNan.ALL)
+        hidden = gate / (1.0 + tl.exp(-gate)) * up
+        if OUT == "fp8":
+            scale = powers(exponents(tl.max(tl.abs(hidden), 0)))
+            tl.store(y + out, (hidden / scale[None, :]).to(tl.float8e4nv))
+            tl.store(ys + slots.to(tl.int64) * TILES + tile, scale)
+        else:
+            tl.store(y + out, hidden.to(y.dtype.element_ty))
+    else:
+        tl.store(y + out, gate.to(y.dtype.element_ty))
+        tl.store(y + out + BR, up.to(y.dtype.element_ty))
 
 
 @triton.jit(do_not_specialize=["xs_group"])
@@ -196,26 +229,5 @@ def grouped(
             x1 = tl.load(at + 64, mask=there[None, :], other=0.0)
             gate = _product(gate, gate_rows, k, x0, x1, xs0, xs1, gate_scale, KIND, GROUP)
             up = _product(up, up_rows, k, x0, x1, xs0, xs1, up_scale, KIND, GROUP)
-    if KIND == "fp4_words":
-        gate *= tl.load(r + weight_row)[:, None]
-        up *= tl.load(r + weight_row + half)[:, None]
-    if GROUP == 0 and KIND != "plain":
-        factor = tl.load(xs + x_rows * xs_row)[None, :]
-        gate *= factor
-        up *= factor
-    WIDE: tl.constexpr = ROWS // 2 if GATED else ROWS
-    out = (slots.to(tl.int64) * WIDE)[None, :] + row[:, None]
-    if GATED:
-        if LIMITED:
-            gate = tl.minimum(gate, limit, propagate_nan=tl.PropagateNan.ALL)
-            up = tl.clamp(up, -limit, limit, propagate_nan=tl.PropagateNan.ALL)
-        hidden = gate / (1.0 + tl.exp(-gate)) * up
-        if OUT == "fp8":
-            scale = power_above(tl.max(tl.abs(hidden), 0))
-            tl.store(y + out, (hidden / scale[None, :]).to(tl.float8e4nv))
-            tl.store(ys + slots.to(tl.int64) * TILES + tile, scale)
-        else:
-            tl.store(y + out, hidden.to(y.dtype.element_ty))
-    else:
-        tl.store(y + out, gate.to(y.dtype.element_ty))
-        tl.store(y + out + BR, up.to(y.dtype.element_ty))
+    gate, up = _scaled(gate, up, r, weight_row, half, xs, x_rows, xs_row, KIND, GROUP)
+    _store(gate, up, y, ys, slots, row, tile, limit, ROWS, TILES, GATED, OUT, LIMITED, BR)

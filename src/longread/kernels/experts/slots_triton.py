@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from longread.kernels.cache_rows.triton import exponents, powers
+
 SORTED = 256  # pairs ranked by one program
 AT_ONCE = 512  # pairs up to which one program does everything (a decode step: one launch instead of three)
 
@@ -152,12 +154,6 @@ class Slots:
         )  # fmt: skip
 
 
-@triton.jit
-def _power_above(peak):
-    bits = tl.maximum(peak, 1e-4).to(tl.int32, bitcast=True)
-    return ((((bits + 0x1FFFFF) >> 23) - 8) << 23).to(tl.float32, bitcast=True)
-
-
 @triton.jit(do_not_specialize=["scale_group"])
 def _one_scale(values, scales, out, factors, value_row, scale_row, scale_group, K: tl.constexpr, WIDE: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
@@ -199,7 +195,7 @@ def _rows_to_fp8(h, ends, out, factors, limit, E: tl.constexpr, F: tl.constexpr,
         x = g / (1.0 + tl.exp(-g)) * u
     else:
         x = tl.load(h + row * F + at, mask=at < F, other=0.0).to(tl.float32)
-    scale = _power_above(tl.max(tl.abs(x), 0))
+    scale = powers(exponents(tl.max(tl.abs(x), 0)))
     tl.store(out + row * F + at, (x / scale).to(tl.float8e4nv), mask=at < F)
     tl.store(factors + row, scale)
 
