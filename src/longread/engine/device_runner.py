@@ -16,6 +16,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import Protocol
 
 import torch
@@ -46,7 +47,9 @@ Progress = Callable[[str, int, int], None]  # what is prepared, how many are, of
 
 
 class DeviceModel(Protocol):
-    """What is needed of a native model (models/native_v4.py)."""
+    """What is needed of a native model (models/native_v4.py, native_v3.py). ``starts``: where long chunks begin, before
+    ``end``, that between them meet what is planned for once a shape.
+    """
 
     def rows(self, token_ids: Tensor, where: Rows, state: State) -> Tensor: ...
 
@@ -59,6 +62,8 @@ class DeviceModel(Protocol):
     ) -> Layers: ...
 
     def keep(self, slot: int, ring: int, state: State) -> None: ...
+
+    def starts(self, end: int) -> Sequence[int]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,14 +175,16 @@ class DeviceRunner:
         self._wait()
         if work:
             log.info(
-                "%d graphs and %d sizes of chunks are ready after %.1f s",
+                "%d graphs and %d kinds of chunks are ready after %.1f s",
                 len(self._captured),
                 len(work) - len(self._captured),
                 time.monotonic() - started,
             )
 
     def _eager_work(self) -> Iterator[tuple[str, Callable[[], object]]]:
-        """Long chunks: each size in a short context and in the longest, each bound at the smallest size."""
+        """Long chunks: each size in a short context and in the longest, each bound at the smallest size; and a layer of
+        each size behind contexts whose lengths it is planned by.
+        """
         eager = [size for size in self._sizes if size > GRAPH_CHUNKS[-1]]
         if not eager:
             return
@@ -187,6 +194,10 @@ class DeviceRunner:
         for size, bound in dict.fromkeys(pairs):
             if size <= bound:
                 yield "chunk", partial(self._rehearse, size, bound)
+        for before, size in pairwise(self._sizes):
+            room = self._longest - before if size in eager else 0  # shorter chunks have a smaller size
+            for start in self._model.starts(room) if room > 0 else ():
+                yield "shape", partial(self._begin, size, start)
 
     def _graph_work(self) -> Iterator[tuple[str, Callable[[], object]]]:
         """The largest first: the smaller ones find their buffers in the pool."""
@@ -202,7 +213,18 @@ class DeviceRunner:
             self._stage_chunk((0,) * size, bound - size, 0)
             for last in (True, False):
                 save = bound - size + SAVE_STEP, 0, bound - size
-                self._model.chunk(*self._chunk_inputs(size, bound), self._state, last, (save,))
+                ids, where = self._chunk_inputs(size, bound, (bound - size, size))
+                self._model.chunk(ids, where, self._state, last, (save,))
+
+    def _begin(self, size: int, start: int) -> None:
+        """The first layer of a long chunk: the others meet the same shapes."""
+        with torch.inference_mode():
+            extent = start, min(size, self._longest - start)
+            self._stage_chunk((0,) * extent[1], start, 0)
+            ids, where = self._chunk_inputs(size, self._eager_bound(sum(extent)), extent)
+            layers = self._model.chunk_layers(ids, where, self._state, False)
+            next(layers, None)
+            layers.close()
 
     def _decode(self, batch: Batch, singles: Sequence[Segment]) -> None:
         """Logits of the one-token segments into the first rows of ``_logits``."""
@@ -256,7 +278,7 @@ class DeviceRunner:
         if size <= GRAPH_CHUNKS[-1]:
             self._run("chunk", size, self._bounds[bisect_left(self._bounds, piece.stop)])
             return self._last if last else None
-        ids, where = self._chunk_inputs(size, self._eager_bound(piece.stop))
+        ids, where = self._chunk_inputs(size, self._eager_bound(piece.stop), (piece.start, count))
         own = replace(where, meta=where.meta.clone())  # others may be staged before this one is done
         return (yield from self._model.chunk_layers(ids, own, self._state, last, piece.inside))
 
@@ -269,13 +291,13 @@ class DeviceRunner:
         given["ids"][: len(ids)] = ids
         self._chunk.send()
 
-    def _chunk_inputs(self, size: int, bound: int) -> tuple[Tensor, Chunk]:
-        """What was staged, padded to ``size``; made on the device."""
+    def _chunk_inputs(self, size: int, bound: int, extent: tuple[int, int] | None = None) -> tuple[Tensor, Chunk]:
+        """What was staged, padded to ``size``; made on the device. ``extent``: of what is launched once only."""
         meta, places = self._chunk.device["meta"], self._places[:size]
         inside = places < meta[1]
         positions = torch.where(inside, places + meta[0], -1)
         ids = torch.where(inside, self._chunk.device["ids"][:size], 0)
-        return ids, Chunk(meta, positions, self._tables.of(meta[2:3], pages_for(bound))[0], bound)
+        return ids, Chunk(meta, positions, self._tables.of(meta[2:3], pages_for(bound))[0], bound, extent)
 
     def _run(self, kind: str, size: int, bound: int) -> None:
         graph = self._captured.get((kind, size, bound))

@@ -147,6 +147,10 @@ class NativeV4:
         for name in self._rings:
             state[name][:, ring].copy_(state[name][:, slot])
 
+    def starts(self, end: int) -> tuple[int, ...]:
+        """No kernel of a chunk plans by the keys before it."""
+        return ()
+
     def _segment(self, ids: Tensor, s: Segment, rows: Sequence[int], state: State) -> Iterator[Tensor]:
         """Logits of the given rows of the batch, ascending; cut where ring states cannot be kept on the way."""
         for piece in pieces(s):
