@@ -48,7 +48,8 @@ Progress = Callable[[str, int, int], None]  # what is prepared, how many are, of
 
 class DeviceModel(Protocol):
     """What is needed of a native model (models/native_v4.py, native_v3.py). ``starts``: where long chunks begin, before
-    ``end``, that between them meet what is planned for once a shape.
+    ``end``, that between them meet what is planned for once a shape. ``abridged``: the model and its state with as few
+    layers as launch all that a long chunk does, each layer's buffers included.
     """
 
     def rows(self, token_ids: Tensor, where: Rows, state: State) -> Tensor: ...
@@ -64,6 +65,8 @@ class DeviceModel(Protocol):
     def keep(self, slot: int, ring: int, state: State) -> None: ...
 
     def starts(self, end: int) -> Sequence[int]: ...
+
+    def abridged(self, state: State) -> "tuple[DeviceModel, State]": ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,11 +213,12 @@ class DeviceRunner:
 
     def _rehearse(self, size: int, bound: int) -> None:
         with torch.inference_mode():
+            model, state = self._model.abridged(self._state)
             self._stage_chunk((0,) * size, bound - size, 0)
             for last in (True, False):
                 save = bound - size + SAVE_STEP, 0, bound - size
                 ids, where = self._chunk_inputs(size, bound, (bound - size, size))
-                self._model.chunk(ids, where, self._state, last, (save,))
+                model.chunk(ids, where, state, last, (save,))
 
     def _begin(self, size: int, start: int) -> None:
         """The first layer of a long chunk: the others meet the same shapes."""

@@ -7,6 +7,7 @@ weights nothing is quantised and the sums are those of deepseek_v3.py. Sources: 
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 
 import torch
@@ -160,6 +161,15 @@ class NativeV3:
         most = min(mla.KEYS, 1 << max(end - 1, 1).bit_length() - 1)
         pages = sorted({max(most - mla.LEAST_KEYS, 0), most})  # all smaller powers of two, and the largest
         return tuple(start for page in pages for start in (page, page + 1) if start < end)
+
+    def abridged(self, state: State) -> "tuple[NativeV3, State]":
+        """A layer of each kind (dense, experts) that stands before the last one, and the last; with state of as many.
+
+        Deep in a context a long chunk of all layers takes seconds, and these launch all that it launches.
+        """
+        few = copy(self)
+        few.layers = [*{layer.routed is None: layer for layer in self.layers[:-1]}.values(), self.layers[-1]]
+        return few, {**state, "latent": state["latent"][: len(few.layers)]}
 
     def _segment(self, ids: Tensor, s: Segment, rows: Sequence[int], state: State) -> Iterator[Tensor]:
         """Logits of the given rows of the batch, ascending."""
@@ -323,17 +333,19 @@ def gated_weights(load: Loader, prefix: str) -> tuple[Weight, Weight]:
 
 
 def whole_blocks(w: ExpertWeights) -> ExpertWeights:
-    """FP8 experts with F filled up likewise, which kernels need; others as they are."""
-    if w.kind != "fp8" or w.w2.shape[2] % BLOCK == 0:
+    """Experts with F filled up likewise, in any format: kernels need it, and silu(0) * 0 times 0 adds nothing."""
+    if w.w2.shape[2] % BLOCK == 0:
         return w
     halves = [_filled(half, -2) for half in w.w13.chunk(2, dim=1)]
-    return w._replace(w13=torch.cat(halves, 1).view(FP8), w2=_filled(w.w2, -1).view(FP8))
+    w13, w2 = torch.cat(halves, 1), _filled(w.w2, -1)
+    return w._replace(w13=w13.view(w.w13.dtype), w2=w2.view(w.w2.dtype))
 
 
 def _filled(values: Tensor, axis: int) -> Tensor:
-    """FP8 codes as bytes, with zeros up to a multiple of 128 along ``axis``: -2 (rows) or -1."""
+    """With zeros up to a multiple of 128 along ``axis``: -2 (rows) or -1; FP8 codes as bytes."""
     missing = -values.shape[axis] % BLOCK
-    return functional.pad(values.view(torch.uint8), (0, missing) if axis == -1 else (0, 0, 0, missing))
+    plain = values.view(torch.uint8) if values.dtype == FP8 else values
+    return functional.pad(plain, (0, missing) if axis == -1 else (0, 0, 0, missing))
 
 
 def _as_rows(where: Rows | Chunk) -> Rows:

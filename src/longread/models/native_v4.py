@@ -151,6 +151,10 @@ class NativeV4:
         """No kernel of a chunk plans by the keys before it."""
         return ()
 
+    def abridged(self, state: State) -> "tuple[NativeV4, State]":
+        """Itself, whole: what a layer launches hangs on its ratio, by which its state is grouped, too."""
+        return self, state
+
     def _segment(self, ids: Tensor, s: Segment, rows: Sequence[int], state: State) -> Iterator[Tensor]:
         """Logits of the given rows of the batch, ascending; cut where ring states cannot be kept on the way."""
         for piece in pieces(s):

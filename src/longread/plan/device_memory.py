@@ -7,7 +7,7 @@ and tests hold the two together.
 
 from dataclasses import dataclass
 
-from longread.plan.device_mla import COMPUTE, mla_step_bytes, mla_weights, quantised
+from longread.plan.device_mla import COMPUTE, mla_step_bytes, mla_weights, quantised, unfit
 from longread.plan.figures import gib
 from longread.plan.machine import Gpu
 from longread.spec.config import EngineOptions, MemoryPlan
@@ -69,6 +69,9 @@ def _missing(options: EngineOptions, spec: ModelSpec, gpu: Gpu | str) -> str | N
         return f"{spec.label} is of family {spec.family}; GPUs run {', '.join(FAMILIES)}"
     if options.dtype == "float32":
         return "dtype=float32 is the CPU's; on GPUs activations are bfloat16"
+    if spec.mla is not None:
+        reason = unfit(spec, spec.mla, options.kv_cache_dtype != "bfloat16")
+        return reason and f"{spec.label}: {reason}, which the GPU's kernels need"
     return None
 
 

@@ -25,7 +25,7 @@ def mla_weights(spec: ModelSpec, mla: MLASpec) -> int:
 
     scales     of FP8 matrices as float32
     kv_b_proj  in bfloat16: both forms of attention multiply by parts of it
-    filled up  with zeros to whole blocks of 128, in FP8: F of every network, and q_a_proj's rows
+    filled up  with zeros to whole blocks of 128: F of routed experts; in FP8 F of every network, and q_a_proj's rows
     plain      as bfloat16, the router's bias as float32; rotary frequencies, float32 [rope / 2]
     """
     total = 2 * mla.qk_rope_head_dim
@@ -35,16 +35,36 @@ def mla_weights(spec: ModelSpec, mla: MLASpec) -> int:
             continue
         if entry.scale_of is not None:
             total += 4 * entry.elements
-        elif entry.dtype != "float8_e4m3" or kv_b:
-            total += entry.elements * ITEMSIZE[loaded_dtype(entry, "bfloat16")]
+            continue
+        size = ITEMSIZE[loaded_dtype(entry, "bfloat16")]
+        if ".experts." not in entry.name and (entry.dtype != "float8_e4m3" or kv_b):
+            total += entry.elements * size
         else:
             rows, columns = entry.shape
             if entry.name.endswith(("gate_proj.weight", "up_proj.weight", "q_a_proj.weight")):
                 rows = _whole(rows)
             elif entry.name.endswith("down_proj.weight"):
                 columns = _whole(columns)
-            total += rows * columns
+            total += rows * columns * (1 if entry.dtype == "float8_e4m3" else size)
     return total
+
+
+def unfit(spec: ModelSpec, mla: MLASpec, packed: bool) -> str | None:
+    """What of a model's sizes the kernels do not take; None: they run it. Their references wait for the device, which
+    no graph can. ``packed``: whether the cache is.
+    """
+    rank, rope, v = mla.kv_lora_rank, mla.qk_rope_head_dim, mla.v_head_dim
+    if spec.hidden % BLOCK:
+        return f"hidden_size {spec.hidden} is no multiple of {BLOCK}"
+    if not (_power(rank) and _power(rope)) or min(rank, rope) < 16:
+        return f"latents of {rank} and {rope} channels are not both powers of two from 16 up"
+    if packed and rank % BLOCK:
+        return f"kv_lora_rank {rank} is no multiple of {BLOCK}; kv_cache_dtype=bfloat16 takes it"
+    if not _power(v) or v > mla.qk_nope_head_dim + rope:
+        return f"values of {v} channels are no power of two, or wider than keys"
+    if spec.quant is not None and (mla.q_lora_rank or 0) % BLOCK:
+        return f"q_lora_rank {mla.q_lora_rank} is no multiple of {BLOCK}"
+    return None
 
 
 def mla_step_bytes(spec: ModelSpec, mla: MLASpec, tokens: int, bound: int) -> int:
@@ -110,6 +130,10 @@ def _splits(programs: int, blocks: int) -> int:
         return -(-programs * splits // SMS) * (-(-blocks // splits) + (SPLIT_COST if splits > 1 else 1))
 
     return min(range(1, max(1, min(MOST_SPLITS, blocks)) + 1), key=cost)
+
+
+def _power(n: int) -> bool:
+    return n > 0 and n & (n - 1) == 0
 
 
 def _whole(size: int) -> int:

@@ -17,7 +17,7 @@ from longread.engine.load import load_resolved
 from longread.kernels.mla.device_ref import KEYS, LEAST_KEYS, PAGE
 from longread.kernels.places import Chunk
 from longread.measure.reading import write
-from longread.models.native_v3 import ABSORBED, NativeV3
+from longread.models.native_v3 import ABSORBED, NativeV3, NativeV3Layer
 from longread.plan.machine import probe_machine
 from longread.plan.resolve import resolve
 from longread.spec.config import EngineOptions
@@ -166,3 +166,26 @@ def test_preparing_runs_each_size_at_each_start(tmp_path: Path, monkeypatch: pyt
     for _, run in runner._eager_work():
         run()
     assert {(size, start) for size in (640, 768) for start in (768, 769, 1024, 1025)} <= begun
+
+
+def test_rehearsals_run_a_layer_of_each_kind_and_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_fixture(tmp_path / "m", "v3", seed=3, num_hidden_layers=6, first_k_dense_replace=3)
+    runner = engine(tmp_path / "m", monkeypatch, {}, device="cuda")._core.runner
+    assert isinstance(runner, DeviceRunner) and isinstance(runner._model, NativeV3)
+    few, state = runner._model.abridged(runner._state)
+    assert [layer.routed is None for layer in few.layers] == [True, False, False]
+    assert few.layers[-1] is runner._model.layers[-1]
+    assert len(runner._model.layers) == 6 and state["latent"].shape[0] == 3
+    ran: list[bool] = []
+    plain = NativeV3Layer.feed_forward
+
+    def spied(self: NativeV3Layer, *args: Any) -> torch.Tensor:
+        ran.append(self.routed is None)
+        return plain(self, *args)
+
+    monkeypatch.setattr(NativeV3Layer, "feed_forward", spied)
+    runner._rehearse(640, 2048)
+    assert ran == [True, False, False, True, False]  # with logits, and without: the last layer keeps its latents only
+    ids = tuple(range(2, 702))
+    with_all = engine(tmp_path / "m", monkeypatch, {})
+    assert answers(engine(tmp_path / "m", monkeypatch, {}, device="cuda"), [ids]) == answers(with_all, [ids])

@@ -19,6 +19,7 @@ SPECS = {
     "v3": spec_from_config(tiny_config("v3")),
     "v3 in FP8": spec_from_config(tiny_config("v3", quantised=True)),
     "F beyond a block": spec_from_config(tiny_config("v3", quantised=True, moe_intermediate_size=160, q_lora_rank=200)),
+    "F beyond a block, plain": spec_from_config(tiny_config("v3", moe_intermediate_size=160)),
     "reader": spec_from_config(read_config(Path(locate("reader-v3")))),
 }
 

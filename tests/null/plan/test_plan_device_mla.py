@@ -1,11 +1,12 @@
 """The memory plan of V2 and V3 on a GPU."""
 
+import re
 from dataclasses import replace
 
 import pytest
 
-from longread.plan.device_memory import native_bytes, step_bytes
-from longread.plan.device_mla import mla_step_bytes
+from longread.plan.device_memory import choose_device, native_bytes, step_bytes
+from longread.plan.device_mla import mla_step_bytes, unfit
 from longread.plan.machine import Gpu, Machine
 from longread.plan.resolve import resolve
 from longread.spec.config import EngineOptions
@@ -50,3 +51,37 @@ def test_a_long_chunks_scratch_does_not_grow_with_its_context() -> None:
     # 16,384 keys and values of 128 heads at 192 + 128 numbers; queries of 8,192 tokens twice.
     assert at[8192, 163840] > 2 * (16384 * 128 * 320 + 2 * 8192 * 128 * 192)
     assert step_bytes(V3, 512, 2048, "fp8") == at[512, 2048]
+
+
+@pytest.mark.parametrize("name", ["DeepSeek-V2", "DeepSeek-V2-Lite", "DeepSeek-V3", "DeepSeek-V3.1"])
+def test_public_models_sizes_are_the_kernels(name: str) -> None:
+    spec = random_spec(name)
+    assert spec.mla is not None
+    assert unfit(spec, spec.mla, packed=True) is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"kv_lora_rank": 384}, "latents of 384"),
+        ({"kv_lora_rank": 64}, "kv_cache_dtype=bfloat16 takes it"),
+        ({"qk_rope_head_dim": 8}, "64 and 8|512 and 8"),
+        ({"v_head_dim": 96}, "values of 96"),
+        ({"q_lora_rank": 200}, "q_lora_rank 200"),
+    ],
+)
+def test_other_sizes_are_refused(changed: dict[str, int], words: str) -> None:
+    assert V3.mla is not None
+    odd = replace(V3, mla=replace(V3.mla, **changed))
+    with pytest.raises(ConfigError, match=words):
+        resolve(DRAWN, odd, HOST, H200)
+    placed = choose_device(replace(DRAWN, device="auto"), odd, H200)
+    assert placed.device == "cpu" and re.search(words, str(placed.reason))
+
+
+def test_a_width_without_whole_blocks_is_refused() -> None:
+    with pytest.raises(ConfigError, match="hidden_size 7100"):
+        resolve(DRAWN, replace(V3, hidden=7100), HOST, H200)
+    assert V3.mla is not None
+    narrow = replace(V3, mla=replace(V3.mla, kv_lora_rank=64))
+    assert resolve(replace(DRAWN, kv_cache_dtype="bfloat16"), narrow, HOST, H200).device == "cuda"
