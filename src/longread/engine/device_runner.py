@@ -19,7 +19,9 @@ from functools import partial
 from itertools import pairwise
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from longread.engine.batch import Batch
@@ -79,6 +81,15 @@ class Limits:
     vocab: int
 
 
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """A launched step of decoding rows: where they are (int32 [B]), and their tokens, which are being chosen."""
+
+    positions: NDArray[np.int32]
+    slots: NDArray[np.int32]
+    choosing: Choosing
+
+
 class DeviceRunner:
     """The interface of engine.runner.Runner. ``slots``: ring rows of running sequences, which tables are kept by.
 
@@ -124,7 +135,11 @@ class DeviceRunner:
             self._tables.update(batch.segments)
             singles = [s for s in batch.segments if s.length == 1]
             if singles:
-                self._decode(batch, singles)
+                self._run_rows(
+                    [batch.token_ids[s.offset] for s in singles],
+                    np.array([s.start for s in singles], dtype=np.int32),
+                    np.array([s.slot for s in singles], dtype=np.int32),
+                )
             where = {s.offset: i for i, s in enumerate(singles)}  # logits' row of a row of the batch
             chunks = [s for s in batch.segments if s.length > 1]
             free = len(singles)
@@ -139,6 +154,30 @@ class DeviceRunner:
             if order == list(range(len(order))):
                 return self._logits[: len(order)]
             return self._logits[order]
+
+    def decode(self, batch: Batch, rows: Sequence[SamplingState]) -> Decoding:
+        """Launch a batch of decoding rows alone, and the choice of their tokens by ``rows``, to be asked for its result
+        before anything else is launched but chunks' slices.
+        """
+        with torch.inference_mode():
+            self._tables.update(batch.segments)
+            positions = np.array([s.start for s in batch.segments], dtype=np.int32)
+            slots = np.array([s.slot for s in batch.segments], dtype=np.int32)
+            return self._decode(batch.token_ids, positions, slots, rows)
+
+    def go_on(self, before: Decoding, token_ids: Sequence[int], rows: Sequence[SamplingState]) -> Decoding:
+        """The same rows one position further, on the pages that they had; ``before`` is over, and what it chose are
+        their tokens now.
+        """
+        with torch.inference_mode():
+            return self._decode(token_ids, before.positions + np.int32(1), before.slots, rows)
+
+    def _decode(
+        self, token_ids: Sequence[int], positions: NDArray[np.int32], slots: NDArray[np.int32],
+        rows: Sequence[SamplingState],
+    ) -> Decoding:  # fmt: skip
+        self._run_rows(token_ids, positions, slots)
+        return Decoding(positions, slots, self._sampler.begin(self._logits[: len(rows)], rows, picked=True))
 
     def begin_chunks(self, batch: Batch) -> Slices:
         """The same for a batch of chunks that are computed slice by slice; other batches may run in between."""
@@ -230,19 +269,19 @@ class DeviceRunner:
             next(layers, None)
             layers.close()
 
-    def _decode(self, batch: Batch, singles: Sequence[Segment]) -> None:
-        """Logits of the one-token segments into the first rows of ``_logits``."""
-        count = len(singles)
+    def _run_rows(self, token_ids: Sequence[int], positions: NDArray[np.int32], slots: NDArray[np.int32]) -> None:
+        """Logits of one token each of B sequences into the first rows of ``_logits``; their tables are up to date."""
+        count = len(positions)
         size = self._buckets[bisect_left(self._buckets, count)]
         given = self._rows.begin()
-        given["ids"][:count] = [batch.token_ids[s.offset] for s in singles]
-        given["positions"][:count] = [s.start for s in singles]
-        given["slots"][:count] = [s.slot for s in singles]
-        given["ids"][count:size] = given["slots"][count:size] = 0
-        given["positions"][count:size] = -1
+        given["ids"][:count] = token_ids
+        given["positions"][:count] = positions
+        given["slots"][:count] = slots
+        if count < size:
+            given["ids"][count:size] = given["slots"][count:size] = 0
+            given["positions"][count:size] = -1
         self._rows.send()
-        bound = self._bounds[bisect_left(self._bounds, max(s.end for s in singles))]
-        self._run("rows", size, bound)
+        self._run("rows", size, self._bounds[bisect_left(self._bounds, int(positions.max()) + 1)])
 
     def _all_layers(self, batch: Batch, dropped: Set[int]) -> Generator[None, None, Tensor]:
         """All chunks of a batch; a row of zeros where one was dropped."""
@@ -311,7 +350,7 @@ class DeviceRunner:
             self._launch(kind, size, bound)
 
     def _launch(self, kind: str, size: int, bound: int) -> None:
-        """All that a graph does: from staged inputs to logits at their fixed place."""
+        """All that a graph does: from staged inputs to logits, and rows' greedy tokens, at their fixed places."""
         if kind == "chunk":
             logits = self._model.chunk(*self._chunk_inputs(size, bound), self._state, True)
             assert logits is not None
@@ -320,7 +359,9 @@ class DeviceRunner:
         given = self._rows.device
         slots = given["slots"][:size]
         where = Rows(given["positions"][:size], slots, self._tables.of(slots, pages_for(bound)), bound)
-        self._logits[:size].copy_(self._model.rows(given["ids"][:size], where, self._state))
+        logits = self._logits[:size]
+        logits.copy_(self._model.rows(given["ids"][:size], where, self._state))
+        self._sampler.pick(logits)
 
     def _graph(self, kind: str, size: int, bound: int) -> None:
         """Capture one; it runs twice before: the first run compiles, and may choose what the second one uses."""
