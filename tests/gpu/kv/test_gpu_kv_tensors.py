@@ -154,8 +154,8 @@ def test_a_save_is_not_touched_by_what_the_model_does_next(device: str) -> None:
 
 
 def test_the_rate_of_the_link(device: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """2048 pages of V4-Flash (32 layers), loaded 256 and saved 64 at a time: at least 60% of a plain pinned copy's rate;
-    and a saved page takes at most 40 us of the engine's thread.
+    """2048 pages of V4-Flash (32 layers), loaded 256 and saved 64 at a time: at least 60% of a plain pinned copy's
+    rate; and a saved page takes at most 40 us of the engine's thread.
     """
     if device != "cuda":
         pytest.skip("a GPU's size")
