@@ -294,12 +294,12 @@ def _loaded(driver: Driver, ids: Sequence[int], tier: str) -> dict[str, Any]:
     return row | {"bytes": size, "load_s": seconds, "B/s": size / seconds if seconds else None}
 
 
-def _longest(driver: Driver, args: argparse.Namespace) -> tuple[Callable[[int], list[int]], dict[str, Any]]:
+def _longest(driver: Driver, args: argparse.Namespace, seed: int) -> tuple[Callable[[int], list[int]], dict[str, Any]]:
     """The longest prompt of ``cold`` with the n-th 32 other tokens behind it, and its first token from the device."""
     at = max(range(len(args.lengths)), key=lambda i: args.lengths[i])
     base = prompt(args.lengths[at], 10 + at)
     driver.ttft(base)
-    ask = lambda n: [*base, *prompt(32, 55 + n)]  # noqa: E731
+    ask = lambda n: [*base, *prompt(32, seed + n)]  # noqa: E731
     return ask, _loaded(driver, ask(0), "device")
 
 
@@ -322,7 +322,7 @@ def _digest(driver: Driver, ids: Sequence[int]) -> tuple[int, str]:
 
 def host(driver: Driver, args: argparse.Namespace) -> Any:
     """The longest prompt out of the device and back from pinned main memory, twice (host_cache_size must hold it)."""
-    ask, before = _longest(driver, args)
+    ask, before = _longest(driver, args, 5500)
     was, rows = _digest(driver, ask(-1)), []
     for n in (1, 2):
         saved = push_out(driver)
@@ -340,7 +340,7 @@ def disk(driver: Driver, args: argparse.Namespace) -> Any:
         written, read, note = measure_disk(Path(folder), 2**30, 20.0)
         _exchange_tiers(driver, Path(folder) / "store")
         start = time.perf_counter()
-        ask, before = _longest(driver, args)  # which goes to the disk behind it
+        ask, before = _longest(driver, args, 6600)  # which goes to the disk behind it
         whole = driver.engine.flush(120.0)
         spent = time.perf_counter() - start
         was, rows = _digest(driver, ask(-1)), []
