@@ -53,6 +53,10 @@ class RecordStore(Protocol):
         """All rows groups of the rows that ``tokens`` tokens fill, zeros behind; ``into`` has ``page_bytes``."""
         ...
 
+    def read_pages(self, pages: Sequence[int], into: Sequence[memoryview], tokens: Sequence[int]) -> None:
+        """Several, in this order: of two that go to the same memory the second one stays."""
+        ...
+
     def write_page(self, page: int, data: memoryview) -> None:
         """The reverse, whole."""
         ...
@@ -87,6 +91,10 @@ class TierHooks(Protocol):
 
     def evicting(self, entry: Entry, page: bool) -> None:
         """The content of a published entry is about to be lost: its page (or, not ``page``, only its ring)."""
+        ...
+
+    def evicted(self) -> None:
+        """What was said to be lost so far may be overwritten from now on."""
         ...
 
     def landed(self, lease: "Lease", entry: Entry) -> None:

@@ -102,12 +102,20 @@ class StateTensors:
         fill become zeros, so that equal tokens give equal bytes.
         """
         if self._copies is not None:
-            self._copies.read(self._staged_pages, page, into, [tokens // grain for grain in self._grains])
+            self.read_pages([page], [into], [tokens])
             return
         for rows, grain, part in zip(self._row_bytes, self._grains, _parts(into, self._row_bytes), strict=True):
             valid = tokens // grain
             part[:, :valid] = rows[:, page, :valid]
             part[:, valid:] = 0
+
+    def read_pages(self, pages: Sequence[int], into: Sequence[memoryview], tokens: Sequence[int]) -> None:
+        if self._copies is not None:
+            valid = [[count // grain for grain in self._grains] for count in tokens]
+            self._copies.read(self._staged_pages, pages, into, valid)
+            return
+        for page, record, count in zip(pages, into, tokens, strict=True):
+            self.read_page(page, record, count)
 
     def write_page(self, page: int, data: memoryview) -> None:
         self.write_pages([page], [data])
@@ -122,7 +130,7 @@ class StateTensors:
 
     def read_ring(self, snapshot: int, into: memoryview) -> None:
         if self._copies is not None:
-            self._copies.read(self._staged_rings, snapshot, into)
+            self._copies.read(self._staged_rings, [snapshot], [into])
             return
         for saved, part in zip(self._saved_bytes, _parts(into, self._saved_bytes), strict=True):
             part[:] = saved[:, snapshot]
