@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from longread.kernels.cache_rows.triton import store_index, store_latent
+from longread.kernels.overlap import begin, overlap, ready
 from longread.kernels.places import Chunk, Rows
 
 PAGE = 256  # tokens
@@ -50,7 +51,7 @@ def rows(
         kv, gate, ape, first, second, rings[-1], gain, eps, cos, sin, store, where.positions, where.slots,
         where.tables, kv.stride(0), gate.stride(0), first.stride(0), second.stride(0), rings[-1].stride(0),
         store.stride(0), where.tables.stride(0), **_shape(gain, cos, store, ratio, index),
-        num_warps=_warps(gain),
+        num_warps=_warps(gain), **overlap(),
     )  # fmt: skip
 
 
@@ -164,9 +165,11 @@ def _overlap_rows(
     kv, gate, ape, ring_kv, ring_score, unused, gain, eps, cos, sin, store, positions, slots, tables,
     kv_row, gate_row, ring_slot, score_slot, unused_slot, store_page, table_row,
     D: tl.constexpr, ROPE: tl.constexpr, FORM: tl.constexpr, WIDTH: tl.constexpr, PER_PAGE: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    begin(PDL)
     b = tl.program_id(0)
+    ready(PDL)
     position = tl.load(positions + b)
     if position >= 0:
         slot = tl.load(slots + b).to(tl.int64)
@@ -210,9 +213,11 @@ def _online_rows(
     kv, gate, ape, ring_top, ring_total, ring_acc, gain, eps, cos, sin, store, positions, slots, tables,
     kv_row, gate_row, top_slot, total_slot, acc_slot, store_page, table_row,
     D: tl.constexpr, ROPE: tl.constexpr, FORM: tl.constexpr, WIDTH: tl.constexpr, PER_PAGE: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    begin(PDL)
     b = tl.program_id(0)
+    ready(PDL)
     position = tl.load(positions + b)
     if position >= 0:
         slot = tl.load(slots + b).to(tl.int64)

@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from longread.kernels.cache_rows.triton import load_latent, store_latent
+from longread.kernels.overlap import begin, overlap, ready
 from longread.kernels.places import Chunk, Rows
 from longread.kernels.window.ref import SIZE, rope_of
 
@@ -20,7 +21,7 @@ def rows(kv: Tensor, ring: Tensor, where: Rows) -> None:
     if kv.shape[0]:
         _rows[(kv.shape[0],)](
             kv, ring, where.positions, where.slots, kv.stride(0), ring.stride(0), ring.stride(1),
-            D=kv.shape[1], ROPE=_rope(kv, ring), BLOCK=_block(kv), SIZE=SIZE, num_warps=WARPS,
+            D=kv.shape[1], ROPE=_rope(kv, ring), BLOCK=_block(kv), SIZE=SIZE, num_warps=WARPS, **overlap(),
         )  # fmt: skip
 
 
@@ -66,9 +67,11 @@ def _put(ring, kv, D: tl.constexpr, ROPE: tl.constexpr, BLOCK: tl.constexpr):
 @triton.jit(do_not_specialize_on_alignment=LOOSE)
 def _rows(
     kv, ring, positions, slots, kv_row, ring_slot, ring_row,
-    D: tl.constexpr, ROPE: tl.constexpr, BLOCK: tl.constexpr, SIZE: tl.constexpr,
+    D: tl.constexpr, ROPE: tl.constexpr, BLOCK: tl.constexpr, SIZE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    begin(PDL)
     b = tl.program_id(0)
+    ready(PDL)
     position = tl.load(positions + b)
     if position >= 0:
         slot = tl.load(slots + b).to(tl.int64)
