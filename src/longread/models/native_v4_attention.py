@@ -20,6 +20,7 @@ from longread.kernels.indexer import ref as indexer
 from longread.kernels.places import Chunk, Rows
 from longread.kernels.sparse_attention import device_ref as sparse_attention
 from longread.kernels.window import ref as window
+from longread.models.beside import NEVER, Beside
 from longread.models.native_step import Block, Turns
 from longread.models.native_weights import Loader, first_rows
 from longread.spec.model import ModelSpec
@@ -70,16 +71,19 @@ class NativeV4Attention:
         self._attend_rows = kernel(sparse_attention.rows_turned, device)
         self._attend_chunk = kernel(sparse_attention.chunk_turned, device)
 
-    def rows(self, given: Entered, where: Rows, turns: Turns, state: State) -> Tensor:
+    def rows(self, given: Entered, where: Rows, turns: Turns, state: State, beside: Beside = NEVER) -> Tensor:
         """One token of each of B sequences: given.u [B, D]. Returns [B, D]."""
         ring, (cos, sin) = state["window"][self.layer], turns.compressed if self.ratio else turns.plain
-        c_q, kv = self._latent_vectors(given, cos, sin, state)
         weights: Tensor | None = None
         if self.ratio:
-            weights = self._compress(given.u, where, turns, state)
-        self._window_rows(kv, ring, where)
+            with beside.fork():
+                weights = self._compress(given.u, where, turns, state)
+        c_q, kv = self._latent_vectors(given, cos, sin, state)
+        with beside.fork():
+            self._window_rows(kv, ring, where)
         selects = self._selects(where.bound)
         queries = self._linear(c_q, self.w_query if selects else self.w_q)
+        beside.join()
         store, chosen = self._store(state), None
         if selects and weights is not None:
             index = self._index(queries, weights, cos, sin, state)

@@ -113,9 +113,7 @@ def _part(
         count = (position + 1) // RATIO
         if CHOSEN:
             count = gl.minimum(count, most)
-    tiles = WINDOW // BN + gl.cdiv(count, BN)
-    if position < 0:
-        tiles = 0
+    tiles = gl.where(position < 0, 0, WINDOW // BN + gl.cdiv(count, BN))
     mine = places + wide * places_token
     queries = gl.allocate_shared_memory(gl.bfloat16, [BM, D], SWIZZLED)
     keys = gl.allocate_shared_memory(gl.bfloat16, [2, BN, D], SWIZZLED)
