@@ -1,8 +1,9 @@
 """Hyper-connections on a GPU: four streams a token, bound by reading and writing them.
 
-``enter`` is two kernels (three for many tokens). The first takes the last output into the streams in place and, from
-what it has just written, makes partial sums of the 24 projections and of the squares over a slice of the channels. The
-second adds the partial sums in a fixed order, makes the mixing weights in registers, collapses, norms and quantises.
+``enter`` is two kernels (three for many tokens; few tokens have two of their own, few_triton.py). The first takes the
+last output into the streams in place and, from what it has just written, makes partial sums of the 24 projections and
+of the squares over a slice of the channels. The second adds the partial sums in a fixed order, makes the mixing weights
+in registers, collapses, norms and quantises.
 The projection is a float32 matrix times bfloat16 streams: the matrix is kept as two bfloat16 parts, whose sum differs
 from it by 2^-18, so tensor cores sum it as exactly as float32 would.
 
@@ -21,12 +22,14 @@ from torch import Tensor
 
 from longread.kernels.fallback import fallback
 from longread.kernels.fp8.ref import BLOCK, FP8, Quantised
+from longread.kernels.hyper import few_triton as few
 from longread.kernels.hyper import ref
+from longread.kernels.hyper.few_triton import NUMBERS, SQUARES
+from longread.kernels.hyper.few_triton import divided as _divided
+from longread.kernels.hyper.few_triton import softmax as _softmax
 from longread.kernels.hyper.ref import Entered, HyperWeights
 
 STREAMS = 4
-NUMBERS = 32  # floats of a partial sum: up to 24 projections, then the squares' sum at SQUARES
-SQUARES = tl.constexpr(24)
 MANY = 1024  # tokens from which the mixing weights have a kernel of their own: a lane a token
 
 
@@ -42,10 +45,8 @@ class Tile:
     finish_warps: int
 
 
-# By the largest number of tokens. One token: the projection's 1.6 MB are read by 128 programs at once.
+# By the largest number of tokens; up to few.MOST have kernels of their own.
 TILES: dict[int, Tile] = {
-    16: Tile(16, 32, 1, 4, 1, 8),
-    64: Tile(32, 32, 1, 8, 1, 8),
     1023: Tile(32, 64, 2, 8, 2, 8),
     1 << 62: Tile(64, 32, 16, 8, 3, 4),
 }
@@ -139,23 +140,6 @@ def _number(p, i, mask, part_slice, part_number, S: tl.constexpr):
     for s in tl.static_range(1, S):
         total += tl.load(p + s * part_slice + i * part_number, mask=mask, other=0.0)
     return total
-
-
-@triton.jit
-def _divided(x0, x1, x2, x3, eps):
-    inverse = 1.0 / (x0 + x1 + x2 + x3 + eps)
-    return x0 * inverse, x1 * inverse, x2 * inverse, x3 * inverse
-
-
-@triton.jit
-def _softmax(x0, x1, x2, x3, eps):
-    top = tl.maximum(tl.maximum(x0, x1), tl.maximum(x2, x3))
-    x0 = tl.exp(x0 - top)
-    x1 = tl.exp(x1 - top)
-    x2 = tl.exp(x2 - top)
-    x3 = tl.exp(x3 - top)
-    inverse = 1.0 / (x0 + x1 + x2 + x3)
-    return x0 * inverse + eps, x1 * inverse + eps, x2 * inverse + eps, x3 * inverse + eps
 
 
 @triton.jit
@@ -331,7 +315,10 @@ def enter(
     if quantised:
         scales = streams.new_empty(-(-hidden // BLOCK), tokens, dtype=torch.float32).t()
         q = Quantised(streams.new_empty(tokens, hidden, dtype=FP8), scales)
-    if tokens:
+    if 0 < tokens <= few.MOST:
+        part = few.take_in(streams, streams, y, post, a, None, w.fn)
+        few.finish(streams, part, w, gain, u, q, new_post, new_a, iters, eps, rms_eps)
+    elif tokens:
         how = _tile(tokens)
         part = _sums(streams, streams, y, post, a, None, w.fn, how)
         _finished(streams, part, w, gain, u, q, new_post, new_a, iters, eps, rms_eps, how)
@@ -356,9 +343,12 @@ def leave(
         return ref.leave(streams, y, post, a, rows, _joined(w), gain, eps, rms_eps)
     count, hidden = rows.shape[0], streams.shape[2]
     u = streams.new_empty(count, hidden)
-    if count:
+    taken = streams.new_empty(count, STREAMS, hidden)
+    if 0 < count <= few.MOST:
+        part = few.take_in(streams, taken, y, post, a, rows, w.fn)
+        few.finish(taken, part, w, gain, u, None, None, None, 0, eps, rms_eps)
+    elif count:
         how = _tile(count)
-        taken = streams.new_empty(count, STREAMS, hidden)
         part = _sums(streams, taken, y, post, a, rows, w.fn, how)
         _finished(taken, part, w, gain, u, None, None, None, 0, eps, rms_eps, how)
     return u
