@@ -88,6 +88,11 @@ class Contents:
         for page, record in zip(pages, data, strict=True):
             self.write_page(page, record)
 
+    def begin_page(self, page: int, data: memoryview) -> None:
+        self.write_page(page, data)
+
+    def finish(self) -> None: ...
+
     def settle(self) -> None: ...
 
     def fence(self) -> object:

@@ -6,7 +6,7 @@ the groups, or gathered from them, by one copy a group. All of it is plain torch
 nothing is asynchronous.
 
 Two threads use this, each its own half. *Loads* belong to the loading thread: batches alternate between two halves of a
-staging buffer, so that the link never waits for the spreading; ``write`` returns when the places are whole. *Saves*
+staging buffer, so that the link never waits for the spreading; places are whole when ``finish`` returns. *Saves*
 belong to the engine's thread: a place is gathered in the order of that thread's current stream, which must be the one
 the model's work is put on, and leaves behind its back. ``fence`` and ``after`` order the one behind the other.
 """
@@ -81,6 +81,9 @@ class DeviceCopies:
             (torch.cuda.Stream(device, priority=-1) if self._cuda else None) for _ in range(3)
         )
         self._left: deque[_Left] = deque()
+        self._half = 0  # of the loads' staging, whose turn is next
+        self._linked: list[torch.cuda.Event | None] = [None, None]  # when each half was last filled
+        self._spread_at: list[torch.cuda.Event | None] = [None, None]  # and last read
         self._next = 0  # where the next save is staged
 
     def allocate(self, size: int) -> memoryview:
@@ -199,37 +202,38 @@ class DeviceCopies:
                         stream.wait_event(event)
 
     def write(self, parts: Parts, places: Sequence[int], records: Sequence[memoryview]) -> None:
-        """Records to their places, which are whole on return."""
+        """Records to their places, which are whole behind ``finish``; until then records of memory from ``allocate``
+        must stay as they are. Other memory is done with on return.
+        """
         if not places:
             return
         addresses = [_address(record) for record in records]
         order = sorted(range(len(places)), key=addresses.__getitem__)  # neighbours in memory next to each other
-        try:
-            self._write_batches(parts, [places[i] for i in order], [records[i] for i in order])
-        finally:  # on an error too: a place that somebody else is given must not be written behind his back
-            if self._spread is not None:
-                done = torch.cuda.Event(blocking=True)  # waiting must not take a processor from the engine's thread
-                done.record(self._spread)
-                done.synchronize()
-
-    def _write_batches(self, parts: Parts, places: list[int], records: list[memoryview]) -> None:
         count = max(1, self._loading[0].numel() // parts.bytes)
         with _on(self._spread):
-            where = torch.tensor(places).to(self._device)  # all in one go: it waits for its stream
-        linked: list[torch.cuda.Event | None] = [None, None]
-        spread: list[torch.cuda.Event | None] = [None, None]
-        for number, first in enumerate(range(0, len(places), count)):
-            half, chosen = number % 2, records[first : first + count]
+            where = self._indices([places[i] for i in order])
+        for first in range(0, len(places), count):
+            half, chosen = self._half, [records[i] for i in order[first : first + count]]
+            self._half ^= 1
             staged = self._loading[half][: len(chosen) * parts.bytes].view(len(chosen), parts.bytes)
-            _wait(self._link_in, spread[half])
+            _wait(self._link_in, self._spread_at[half])
             with _on(self._link_in):
-                self._fetch(staged, chosen, half, linked[half])
-            linked[half] = _record(self._link_in)
-            _wait(self._spread, linked[half])
+                self._fetch(staged, chosen, half, self._linked[half])
+            self._linked[half] = _record(self._link_in)
+            _wait(self._spread, self._linked[half])
             with _on(self._spread):
                 for storage, part in parts.of(staged):
                     storage.index_copy_(1, where[first : first + count], part.transpose(0, 1))
-            spread[half] = _record(self._spread)
+            self._spread_at[half] = _record(self._spread)
+
+    def finish(self) -> None:
+        """Wait until every place that was written is whole. To be called on an error, too: a place that somebody else
+        is given must not be written behind his back.
+        """
+        if self._spread is not None:
+            done = torch.cuda.Event(blocking=True)  # waiting must not take a processor from the engine's thread
+            done.record(self._spread)
+            done.synchronize()
 
     def _fetch(self, staged: Tensor, records: list[memoryview], half: int, last: torch.cuda.Event | None) -> None:
         """Records, by address, into the rows of ``staged``. last: when the half's bounce buffer was last read."""

@@ -107,6 +107,35 @@ def test_pages_are_written_together_from_any_memory(staging: int, seed: int, dev
     assert same(plain, staged)
 
 
+@pytest.mark.parametrize("staging", [1, 40_000, 1 << 22])
+def test_pages_that_were_begun_are_whole_when_they_are_finished(staging: int, device: str) -> None:
+    """One by one from memory that is overwritten at once, as a disk's reader does it; other loads before and behind."""
+    plain, staged = pair(device, staging)
+    rooms = arena(staged, PAGES)
+    order = torch.randperm(PAGES, generator=torch.Generator().manual_seed(staging)).tolist()
+    contents = torch.randint(0, 256, (PAGES, staged.page_bytes), dtype=torch.uint8).numpy()
+    memory = bytearray(staged.page_bytes)
+    fence = staged.fence()
+
+    def load() -> None:
+        staged.after(fence)
+        for number, page in enumerate(order):
+            memory[:] = contents[number].tobytes()
+            if number % 7 == 3:
+                made = put(rooms, number)
+                made[:] = memory
+                staged.write_page(page, made)
+            else:
+                staged.begin_page(page, memoryview(memory))
+            memory[:] = b"x" * len(memory)
+        staged.finish()
+
+    elsewhere(load)
+    for number, page in enumerate(order):
+        plain.write_page(page, memoryview(bytearray(contents[number].tobytes())))
+    assert same(plain, staged)
+
+
 def test_an_evicted_page_leaves_as_it_was_and_comes_back(device: str) -> None:
     """Evicted behind a step in flight, its page reserved for a load at once, and the record needed by that load."""
     plain, staged = pair(device, 40_000)
