@@ -257,7 +257,7 @@ def _scored_chunk(
     top_k: int,
     how: topk.Plan,
 ) -> None:
-    by_hand = HOPPER and keys.scales is not None and score_gluon.serves(q)
+    by_hand = HOPPER and keys.scales is not None and nq == score_gluon.QUERIES and score_gluon.serves(q)
     rows, tiles = max(score_gluon.STEP if by_hand else ROWS["chunk"], how.size), -(-count // nq)
     pieces = max(1, min(-(-PROGRAMS["chunk"] // tiles), n // 1024))
     span = -(-n // (pieces * rows)) * rows
