@@ -15,7 +15,7 @@ from torch import Tensor
 
 from longread.kernels.cache_rows.triton import exponents, powers
 from longread.kernels.fallback import fallback
-from longread.kernels.indexer import ref, topk
+from longread.kernels.indexer import ref, score_gluon, topk
 from longread.kernels.indexer.ref import RATIO, Keys
 from longread.kernels.overlap import begin, overlap, ready
 from longread.kernels.places import Chunk, Rows
@@ -27,6 +27,7 @@ WARPS = {"queries": 4, "keys": 4, "chunk": 4, "rows": 4}
 STAGES = {"chunk": 3, "chunk16": 2, "rows": 3}  # 16-bit tiles: two programs just fit a multiprocessor's shared memory
 PROGRAMS = {"chunk": 2112, "rows": 528}  # of a launch, about: some waves of what 132 multiprocessors hold at once
 SCRATCH_BYTES = 256 << 20  # of logits
+HOPPER = True  # whether ``score_gluon`` takes what it can; False: this file's kernel, to compare
 
 
 @triton.jit(do_not_specialize_on_alignment=["q", "w", "cos", "sin"])
@@ -261,10 +262,17 @@ def _scored_chunk(
     top_k: int,
     how: topk.Plan,
 ) -> None:
-    rows, tiles = max(ROWS["chunk"], how.size), -(-count // nq)
+    by_hand = HOPPER and keys.scales is not None and nq == score_gluon.QUERIES and score_gluon.serves(q)
+    rows, tiles = max(score_gluon.STEP if by_hand else ROWS["chunk"], how.size), -(-count // nq)
     pieces = max(1, min(-(-PROGRAMS["chunk"] // tiles), n // 1024))
     span = -(-n // (pieces * rows)) * rows
-    _score_chunk[(tiles, -(-n // span))](
+    grid = (tiles, -(-n // span))
+    if by_hand and keys.scales is not None:
+        score_gluon.launch(
+            grid, q, w, keys.values, keys.scales, positions, logits, maxima, first, n, span, RATIO, top_k, how.size
+        )
+        return
+    _score_chunk[grid](
         q,
         w,
         keys.values,
