@@ -14,6 +14,8 @@ from longread.kernels.fp8 import ref
 from longread.kernels.fp8.ref import Fp8Weight, Quantised
 
 triton = pytest.importorskip("triton")
+from longread.kernels import overlap  # noqa: E402
+from longread.kernels.fp8 import rows_triton as products  # noqa: E402
 from longread.kernels.fp8 import triton as kernels  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -26,9 +28,9 @@ E4M3, BF16 = 0.126, 0.008
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter runs one program after the other."""
     if INTERPRETED:
-        for config in kernels.VECTOR.values():
+        for config in products.VECTOR.values():
             monkeypatch.setitem(config, "fill", 8)
-        monkeypatch.setitem(kernels.ROWS, "fill", 8)
+        monkeypatch.setitem(products.ROWS, "fill", 8)
 
 
 def made(device: str, *shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -176,7 +178,7 @@ def test_both_kernels_take_one_or_two_rows(device: str, kind: str, fp8: bool, to
     w: ref.Weight = weight(device, groups, height, width) if fp8 else made(device, groups, height, width)
     x = ref.quantise(rows) if fp8 else rows
     out = torch.full((tokens, groups * height + 8), float("nan"), device=device, dtype=torch.float32)
-    getattr(kernels, kind)(x, w, out[:, : groups * height])
+    getattr(products, kind)(x, w, out[:, : groups * height])
     assert bool(out[:, groups * height :].isnan().all())
     want = ref.grouped_linear(x, w) if fp8 else ref.grouped_linear(rows.float(), ref.widened(w))
     near(out[:, : groups * height], want, BF16, 2e-4)
@@ -201,7 +203,7 @@ def test_float32_stays_float32(device: str) -> None:
 def test_counters_are_left_as_they_were(device: str) -> None:
     x, w = kernels.quantise(made(device, 4, 1024)), weight(device, 64, 1024)
     first = kernels.linear(x, w)
-    assert all(not bool(counters.any()) for counters, _ in kernels._COUNTED.values())
+    assert all(not bool(counters.any()) for counters, _ in products._COUNTED.values())
     assert torch.equal(first, kernels.linear(x, w))
 
 
@@ -256,10 +258,10 @@ def test_real_sizes_between_products(device: str, tokens: int) -> None:
 
 
 @real
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("on", [False, True])
 @pytest.mark.parametrize("tokens", [1, 2, 8])
 def test_a_chain_of_kernels_replays_from_a_graph(
-    device: str, tokens: int, overlap: bool, monkeypatch: pytest.MonkeyPatch
+    device: str, tokens: int, on: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each reads what the one before wrote; one that read too early would see what was there before."""
     w13, w2, shared = weight(device, 4096, 4096), weight(device, 4096, 2048, seed=2), weight(device, 8, 512, 512)
@@ -273,7 +275,7 @@ def test_a_chain_of_kernels_replays_from_a_graph(
         return y
 
     want = chain()
-    monkeypatch.setitem(kernels.OVERLAP, "on", overlap)
+    monkeypatch.setitem(overlap.OVERLAP, "on", on)
     chain()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
