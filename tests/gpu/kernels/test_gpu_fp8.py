@@ -184,6 +184,41 @@ def test_both_kernels_take_one_or_two_rows(device: str, kind: str, fp8: bool, to
     near(out[:, : groups * height], want, BF16, 2e-4)
 
 
+@real  # the interpreter does not know Gluon
+@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize(("height", "width", "blocks", "warps", "programs"), [
+    (80, 640, 4, 4, 99), (272, 1024, 8, 4, 6), (128, 4096, 16, 8, 99), (64, 1024, 8, 8, 1),
+])  # fmt: skip
+@pytest.mark.parametrize("tokens", [1, 3, 8, 16, 33])
+def test_products_fed_from_registers(
+    device: str, tokens: int, height: int, width: int, blocks: int, warps: int, programs: int, fp8: bool
+) -> None:
+    """K in uneven steps, a last tile that is not whole, tiles in turns; a row of NaN stays alone; bits repeat."""
+    rows = made(device, tokens, 2 * width)
+    w: ref.Weight = weight(device, 2, height, width) if fp8 else made(device, 2, height, width)
+    x = ref.quantise(rows) if fp8 else rows
+    config = {"block_n": 16, "blocks": blocks, "warps": warps, "programs": programs, "early": 1}
+    out = torch.full((tokens, 2 * height + 16), float("nan"), device=device, dtype=torch.float32)
+    products.by_hand(x, w, out[:, : 2 * height], config)
+    assert bool(out[:, 2 * height :].isnan().all())
+    want = ref.grouped_linear(x, w) if fp8 else ref.grouped_linear(rows.float(), ref.widened(w))
+    near(out[:, : 2 * height], want.float(), BF16, 2e-4)
+    again = torch.empty_like(out)
+    products.by_hand(x, w, again[:, : 2 * height], config)
+    assert torch.equal(again[:, : 2 * height], out[:, : 2 * height])
+    if not fp8 and tokens > 1:
+        rows[0] = float("nan")
+        products.by_hand(rows, w, again[:, : 2 * height], config)
+        assert torch.equal(again[1:, : 2 * height], out[1:, : 2 * height])
+
+
+def test_asking_for_a_weight_changes_nothing(device: str) -> None:
+    w = weight(device, 256, 1024)
+    before = w.values.float().clone()
+    kernels.prefetch(w)
+    assert torch.equal(w.values.float(), before)
+
+
 @pytest.mark.parametrize("tokens", [1, 2, 5, 70])
 @pytest.mark.parametrize("fp8", [False, True])
 def test_a_grouped_product(device: str, tokens: int, fp8: bool) -> None:

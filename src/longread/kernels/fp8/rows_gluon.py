@@ -7,6 +7,7 @@ does. K's blocks of 128 are split over the warps of a program, which adds them u
 E4M3 becomes float16, exactly; each block of 128 is scaled and added in float32.
 """
 
+import torch
 import triton
 from torch import Tensor
 from triton.experimental import gluon
@@ -14,7 +15,13 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-BLOCK = 128
+BLOCK, MOST = 128, 16  # MOST: rows up to which this is the faster
+
+
+def fits(x: Tensor, w: Tensor) -> bool:
+    """Whether ``launch`` takes x and w, and should."""
+    kinds = torch.bfloat16, torch.float8_e4m3fn
+    return x.is_cuda and x.dtype in kinds and w.shape[-1] % BLOCK == 0 and x.stride(0) % 16 == 0 and x.shape[0] <= MOST
 
 
 def launch(

@@ -24,9 +24,9 @@ FEW = 64  # rows up to which reading the weight costs more than the products
 FILL = 132 * 3  # programs that keep every SM's loads in flight
 COUNTERS = 1 << 20
 
-# Tile sizes, by measurement on an H200; keys are explained where they are used. Of ``VECTOR`` the first entry counts
-# whose K is not exceeded, of plain weights "plain". ``early``: when the next kernel may start, 1 from the beginning,
-# 2 once this one's inputs are there, 0 as it ends.
+# Tile sizes, by measurement on an H200; keys are explained where they are used. Of ``VECTOR`` and ``HAND`` the first
+# entry counts whose K is not exceeded, of plain weights in ``VECTOR`` "plain". ``early``: when the next kernel may
+# start, 1 from the beginning, 2 once this one's inputs are there, 0 as it ends.
 VECTOR: dict[int | str, dict[str, Any]] = {
     1024: {"numbers": 16384, "depth": 2048, "warps": 2, "fill": FILL, "early": 1},
     4096: {"numbers": 8192, "depth": 2048, "warps": 4, "fill": 2 * FILL, "early": 1},
@@ -39,7 +39,11 @@ ROWS: dict[str, Any] = {
     "block_n": 64, "depth_plain": 64, "warps": 4, "stages": 3, "fill": 132 * 2, "max_parts": 32, "early": 1,
     "ahead": True,
 }  # fmt: skip
-HAND: dict[str, Any] = {"block_n": 16, "blocks": 32, "warps": 8, "programs": 1 << 30, "early": 1}
+HAND: dict[int, dict[str, Any]] = {
+    1024: {"block_n": 16, "blocks": 8, "warps": 4, "programs": 1 << 30, "early": 1},
+    2048: {"block_n": 16, "blocks": 16, "warps": 8, "programs": 1 << 30, "early": 1},
+    1 << 30: {"block_n": 16, "blocks": 16, "warps": 8, "programs": 1 << 30, "early": 1},
+}
 PIECE = 4096  # bytes that ``prefetch`` asks for at a time
 
 
@@ -229,26 +233,19 @@ def few(x: Tensor | Quantised, w: Weight, out: Tensor) -> bool:
         return False
     if not rows.shape[0]:
         return True
-    hand = by_hand_config(x, w)
-    if hand is not None:
-        by_hand(x, w, out, hand)
+    alone = rows.shape[0] == 1
+    if rows_gluon.fits(rows, matrix) and not (alone and matrix.dtype != ref.FP8):
+        by_hand(x, w, out)
     else:
-        (by_vector if rows.shape[0] == 1 else by_rows)(x, w, out)
+        (by_vector if alone else by_rows)(x, w, out)
     return True
 
 
-def by_hand_config(x: Tensor | Quantised, w: Weight) -> dict[str, Any] | None:
-    """How ``by_hand`` takes such a product, if it can and is the faster."""
-    rows, matrix = tensor_of(x), tensor_of(w)
-    fits = matrix.shape[-1] % BLOCK == 0 and rows.stride(0) % 16 == 0 and rows.dtype in (ref.FP8, torch.bfloat16)
-    if INTERPRETED or not rows.is_cuda or not fits or rows.shape[0] > 16:
-        return None
-    return HAND
-
-
-def by_hand(x: Tensor | Quantised, w: Weight, out: Tensor, config: dict[str, Any] = HAND) -> Tensor:
+def by_hand(x: Tensor | Quantised, w: Weight, out: Tensor, config: dict[str, Any] | None = None) -> Tensor:
     """Up to 64 rows, K in whole blocks of 128. Keys of ``config``: see rows_gluon.launch."""
     rows, matrix, scales, factors = _operands(x, w)
+    if config is None:
+        config = next(HAND[most] for most in HAND if matrix.shape[-1] <= most)
     blocks = min(config["blocks"], triton.next_power_of_2(matrix.shape[-1] // BLOCK))
     warps = min(config["warps"], blocks)
     rows_gluon.launch(
