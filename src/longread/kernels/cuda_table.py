@@ -32,7 +32,6 @@ CUDA: Mapping[Callable[..., Any], Callable[..., Any]] = {
     fp8.gated: fp8_triton.gated,
     fp8.latents: fp8_triton.latents,
     fp8.turn_back: fp8_triton.turn_back,
-    fp8.prefetch: fp8_triton.prefetch,
     hyper.weights: hyper_triton.weights,
     hyper.enter: hyper_triton.enter,
     hyper.leave: hyper_triton.leave,

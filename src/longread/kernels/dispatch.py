@@ -77,7 +77,6 @@ TABLE: Mapping[Callable[..., Any], Mapping[str, Callable[..., Any]]] = {
     fp8.gated: {"cpu": fp8.gated},
     fp8.latents: {"cpu": fp8.latents},
     fp8.turn_back: {"cpu": fp8.turn_back},
-    fp8.prefetch: {"cpu": fp8.prefetch},
     hyper.weights: {"cpu": hyper.weights},
     hyper.enter: {"cpu": hyper.enter},
     hyper.leave: {"cpu": hyper.leave},

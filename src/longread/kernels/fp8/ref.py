@@ -111,10 +111,6 @@ def _float(x: Tensor | Quantised) -> Tensor:
     return x.float() if isinstance(x, Tensor) else dequantise(x)
 
 
-def prefetch(w: Weight) -> None:
-    """A hint that a product with ``w`` comes soon, after work that leaves the memory idle. Changes no result."""
-
-
 def gated(h: Tensor, limit: float | None, quantised: bool) -> Quantised | Tensor:
     """h [T, 2F], gate then up -> silu(min(gate, limit)) * clip(up, -limit, limit) [T, F], in h's dtype or quantised."""
     gate, up = h.float().chunk(2, -1)

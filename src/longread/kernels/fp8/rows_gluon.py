@@ -16,6 +16,7 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 BLOCK, MOST = 128, 16  # MOST: rows up to which this is the faster
+TILE = 16  # rows of a weight that a program takes, the fewest that the tensor cores do; more at a time were slower
 
 
 def fits(x: Tensor, w: Tensor) -> bool:
@@ -25,22 +26,19 @@ def fits(x: Tensor, w: Tensor) -> bool:
 
 
 def launch(
-    x: Tensor, scales: Tensor, w: Tensor, factors: Tensor, out: Tensor, fp8: bool,
-    block_n: int, blocks: int, warps: int, programs: int, early: int, overlap: bool,
+    x: Tensor, scales: Tensor, w: Tensor, factors: Tensor, out: Tensor, fp8: bool, blocks: int, warps: int, early: int,
+    overlap: bool,
 ) -> None:  # fmt: skip
     """x [T, G * K] times w [G, N, K] into ``out`` [T, G * N]; K: whole blocks of 128, T at most 64.
 
-    ``block_n``: rows of the weight in a tile, 16 at least, a divisor of 128. ``blocks``: of K in a step, a power of
-    two. ``programs``: of all groups together, which take their tiles in turns. ``early``: see ``_product``.
+    ``blocks``: of K in a step, a power of two, ``warps`` at least. ``early``: see ``_product``.
     """
     tokens, (height, width) = x.shape[0], w.shape[-2:]
-    groups, tiles, most = w.numel() // (height * width), triton.cdiv(height, block_n), width // BLOCK
-    turns = triton.cdiv(tiles, max(1, programs // groups))
-    each = triton.cdiv(tiles, turns)  # as many programs as are needed for that many turns
-    _product[each, groups](
+    most = width // BLOCK
+    _product[triton.cdiv(height, TILE), w.numel() // (height * width)](
         x, scales, w, factors, out, tokens, height, width, x.stride(0), scales.stride(-1), factors.stride(-2),
-        out.stride(0), turns, fp8, most % blocks == 0, height % block_n == 0, triton.cdiv(most, blocks), turns > 1,
-        block_n, max(8, triton.next_power_of_2(tokens)), blocks, warps, early if overlap else 0, overlap,
+        out.stride(0), fp8, most % blocks == 0, height % TILE == 0, triton.cdiv(most, blocks), TILE,
+        max(8, triton.next_power_of_2(tokens)), blocks, warps, early if overlap else 0, overlap,
         num_warps=warps, launch_pdl=overlap,
     )  # fmt: skip
 
@@ -54,14 +52,13 @@ def _at(b, m, c):
 
 @gluon.jit
 def _weights(
-    w, factors, tile, step, N, K, factor_stride, FP8: gl.constexpr, EVEN: gl.constexpr, WHOLE: gl.constexpr,
-    B: gl.constexpr, BN: gl.constexpr, A: gl.constexpr,
+    w, factors, first, step, N, K, FP8: gl.constexpr, EVEN: gl.constexpr, WHOLE: gl.constexpr, B: gl.constexpr,
+    BN: gl.constexpr, A: gl.constexpr,
 ):  # fmt: skip
-    """Ask for a tile's step: [B, BN, 128] and the scales of its blocks, [B]. A tile behind the last asks for nothing.
+    """Ask for a step of the BN rows from ``first``: [B, BN, 128] and the scales of its blocks, [B].
 
     Rows and blocks behind the last are the last again; x has zeros for those blocks.
     """
-    first = tile * BN
     b = step * B + gl.arange(0, B, gl.SliceLayout(1, gl.SliceLayout(2, A)))
     n = gl.arange(0, BN, gl.SliceLayout(0, gl.SliceLayout(2, A)))
     c = gl.arange(0, 128, gl.SliceLayout(0, gl.SliceLayout(1, A)))
@@ -70,11 +67,10 @@ def _weights(
         b, of = gl.minimum(b, K // 128 - 1), gl.minimum(of, K // 128 - 1)
     if not WHOLE:
         n = gl.minimum(n, N - 1 - first)
-    at = _at(b * 128, n * K, c)
-    values = gl.load(w + first.to(gl.int64) * K + at, mask=at * 0 + first < N, other=0.0, eviction_policy="evict_first")
+    values = gl.load(w + _at(b * 128, n * K, c), eviction_policy="evict_first")
     factor = 1.0
     if FP8:
-        factor = gl.load(factors + (first // 128) * factor_stride + of, mask=of * 0 + first < N, other=0.0)
+        factor = gl.load(factors + of)
     return values, factor
 
 
@@ -106,55 +102,45 @@ def _activations(
 
 @gluon.jit(do_not_specialize=["T", "scale_stride", "factor_stride"])  # one kernel for 1 to 8 rows
 def _product(
-    x, scales, w, factors, out, T, N, K, x_stride, scale_stride, factor_stride, out_stride, turns: gl.constexpr,
-    FP8: gl.constexpr, EVEN: gl.constexpr, WHOLE: gl.constexpr, STEPS: gl.constexpr, AGAIN: gl.constexpr,
-    BN: gl.constexpr, BT: gl.constexpr, B: gl.constexpr, WARPS: gl.constexpr, EARLY: gl.constexpr, PDL: gl.constexpr,
+    x, scales, w, factors, out, T, N, K, x_stride, scale_stride, factor_stride, out_stride, FP8: gl.constexpr,
+    EVEN: gl.constexpr, WHOLE: gl.constexpr, STEPS: gl.constexpr, BN: gl.constexpr, BT: gl.constexpr,
+    B: gl.constexpr, WARPS: gl.constexpr, EARLY: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """``turns`` tiles (AGAIN: more than one) of BN rows of the weight, STEPS * B blocks of K, times BT rows of x.
+    """A tile of BN rows of the weight, STEPS * B blocks of K, times BT rows of x.
 
     The next step's weights are asked for before the present ones are used; the first before anything that another
     kernel writes. EARLY: the next kernel may start from the beginning (1), once this one's inputs are there (2), or as
-    it ends (0). x is kept where STEPS is 1.
+    it ends (0).
     """
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1, 1], [1, 16, 8])
     A: gl.constexpr = gl.DotOperandLayout(0, SUMS, 16 if FP8 else 8)
     X: gl.constexpr = gl.DotOperandLayout(1, SUMS, 16 if FP8 else 8)
     if EARLY == 1:
         gdc_launch_dependents()
-    tile, group = gl.program_id(0), gl.program_id(1)
-    w += group.to(gl.int64) * N * K
+    first, group = gl.program_id(0) * BN, gl.program_id(1)
+    w += (group.to(gl.int64) * N + first) * K
     x += group * K
     scales += group * (K // 128) * scale_stride
-    factors += group * gl.cdiv(N, 128) * factor_stride
-    out += group * N
-    weight, factor = _weights(w, factors, tile, 0, N, K, factor_stride, FP8, EVEN, WHOLE, B, BN, A)
+    factors += (group * gl.cdiv(N, 128) + first // 128) * factor_stride
+    weight, factor = _weights(w, factors, first, 0, N, K, FP8, EVEN, WHOLE, B, BN, A)
     if PDL:
         gdc_wait()
     if EARLY == 2:
         gdc_launch_dependents()
-    if STEPS == 1:
-        rows, scale = _activations(x, scales, 0, T, K, x_stride, scale_stride, FP8, EVEN, B, BT, X)
-    for _ in gl.static_range(turns):
-        total = gl.zeros((B, BN, BT), gl.float32, SUMS)
-        after = tile + gl.num_programs(0)
-        for step in gl.static_range(STEPS):
-            present, own = weight, factor
-            if step + 1 < STEPS:
-                weight, factor = _weights(w, factors, tile, step + 1, N, K, factor_stride, FP8, EVEN, WHOLE, B, BN, A)
-            elif AGAIN:
-                weight, factor = _weights(w, factors, after, 0, N, K, factor_stride, FP8, EVEN, WHOLE, B, BN, A)
-            if STEPS > 1:
-                rows, scale = _activations(x, scales, step, T, K, x_stride, scale_stride, FP8, EVEN, B, BT, X)
-            if FP8:
-                block = mma_v2(present.to(gl.float16), rows, gl.zeros((B, BN, BT), gl.float32, SUMS))
-                by = gl.expand_dims(gl.expand_dims(own, 1), 2) * gl.expand_dims(scale, 1)
-                total += block * by
-            else:
-                total = mma_v2(present, rows, total)
-        summed = gl.sum(total, 0)
-        n = tile * BN + gl.arange(0, BN, gl.SliceLayout(1, summed.type.layout))
-        t = gl.arange(0, BT, gl.SliceLayout(0, summed.type.layout))
-        inside = gl.expand_dims(n < N, 1) & gl.expand_dims(t < T, 0)
-        there = gl.expand_dims(n, 1) + gl.expand_dims(t * out_stride, 0)
-        gl.store(out + there, summed.to(out.dtype.element_ty), mask=inside)
-        tile = after
+    total = gl.zeros((B, BN, BT), gl.float32, SUMS)
+    for step in gl.static_range(STEPS):
+        present, own = weight, factor
+        if step + 1 < STEPS:
+            weight, factor = _weights(w, factors, first, step + 1, N, K, FP8, EVEN, WHOLE, B, BN, A)
+        rows, scale = _activations(x, scales, step, T, K, x_stride, scale_stride, FP8, EVEN, B, BT, X)
+        if FP8:
+            block = mma_v2(present.to(gl.float16), rows, gl.zeros((B, BN, BT), gl.float32, SUMS))
+            total += block * (gl.expand_dims(gl.expand_dims(own, 1), 2) * gl.expand_dims(scale, 1))
+        else:
+            total = mma_v2(present, rows, total)
+    summed = gl.sum(total, 0)
+    n = first + gl.arange(0, BN, gl.SliceLayout(1, summed.type.layout))
+    t = gl.arange(0, BT, gl.SliceLayout(0, summed.type.layout))
+    inside = gl.expand_dims(n < N, 1) & gl.expand_dims(t < T, 0)
+    there = out + group * N + gl.expand_dims(n, 1) + gl.expand_dims(t * out_stride, 0)
+    gl.store(there, summed.to(out.dtype.element_ty), mask=inside)

@@ -4,9 +4,10 @@
 One row of a plain weight: plain multiply-adds on whole rows of it (``_vector``). A few rows: tensor cores fed from
 registers (rows_gluon.py). More: the tensor cores, the weight as their larger operand and K cut in parts so that every
 SM reads (``_rows``); parts are summed in their order by whichever program finishes last. The same bits every time.
-Each asks for weights, which never change, before it waits for the kernel before it: overlap.py.
+The first two ask for weights, which never change, before they wait for the kernel before them: overlap.py.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from longread.kernels.counters import counters
 from longread.kernels.fp8 import ref, rows_gluon
 from longread.kernels.fp8.ref import BLOCK, Fp8Weight, Quantised, Weight
 from longread.kernels.overlap import INTERPRETED, begin, overlap, ready
@@ -22,29 +24,32 @@ from longread.kernels.overlap import INTERPRETED, begin, overlap, ready
 ROUND_FIRST = tl.constexpr(INTERPRETED)
 FEW = 64  # rows up to which reading the weight costs more than the products
 FILL = 132 * 3  # programs that keep every SM's loads in flight
-COUNTERS = 1 << 20
+LONG = 1 << 26  # numbers of a matrix that reads for so long that its end does not count
+NARROW = 132 * 16  # rows of a weight, up to which each SM has one tile of 16 of them at most
+WIDE = 8192  # rows of a weight from which the tensor cores' copies of 9 to 16 rows of x cost more than the memory
 
 # Tile sizes, by measurement on an H200; keys are explained where they are used. Of ``VECTOR`` and ``HAND`` the first
 # entry counts whose K is not exceeded, of plain weights in ``VECTOR`` "plain". ``early``: when the next kernel may
-# start, 1 from the beginning, 2 once this one's inputs are there, 0 as it ends.
+# start, 1 from the beginning, 2 once this one's inputs are there.
 VECTOR: dict[int | str, dict[str, Any]] = {
     1024: {"numbers": 16384, "depth": 2048, "warps": 2, "fill": FILL, "early": 1},
     4096: {"numbers": 8192, "depth": 2048, "warps": 4, "fill": 2 * FILL, "early": 1},
-    1 << 30: {"numbers": 4096, "depth": 4096, "warps": 4, "fill": FILL, "early": 1},
+    8192: {"numbers": 4096, "depth": 4096, "warps": 4, "fill": FILL, "early": 1},
+    1 << 30: {"numbers": 4096, "depth": 4096, "warps": 4, "fill": FILL, "early": 2},
     "plain": {"numbers": 2048, "depth": 1024, "warps": 8, "fill": 2 * FILL, "early": 1},
     "long": {"numbers": 8192, "depth": 2048, "warps": 4, "fill": FILL, "early": 1},
 }
-LONG = 1 << 26  # numbers of a plain matrix that reads for so long that its end does not count
-ROWS: dict[str, Any] = {
-    "block_n": 64, "depth_plain": 64, "warps": 4, "stages": 3, "fill": 132 * 2, "max_parts": 32, "early": 1,
-    "ahead": True,
-}  # fmt: skip
-HAND: dict[int, dict[str, Any]] = {
-    1024: {"block_n": 16, "blocks": 8, "warps": 4, "programs": 1 << 30, "early": 1},
-    2048: {"block_n": 16, "blocks": 16, "warps": 8, "programs": 1 << 30, "early": 1},
-    1 << 30: {"block_n": 16, "blocks": 16, "warps": 8, "programs": 1 << 30, "early": 1},
+HAND: dict[int, dict[str, int]] = {  # blocks that divide K, since a step that is not whole is masked
+    1024: {"blocks": 8, "warps": 4, "early": 2},
+    1536: {"blocks": 4, "warps": 4, "early": 1},
+    2048: {"blocks": 16, "warps": 4, "early": 1},
+    4096: {"blocks": 32, "warps": 8, "early": 2},
+    7168: {"blocks": 8, "warps": 8, "early": 2},
+    1 << 30: {"blocks": 16, "warps": 8, "early": 1},
 }
-PIECE = 4096  # bytes that ``prefetch`` asks for at a time
+ROWS: dict[str, Any] = {"block_n": 64, "depth_plain": 64, "warps": 4, "stages": 3, "fill": 132 * 2, "max_parts": 32}
+# Where adding the parts up costs more than more of them gain: each is as large as the result, one program reads all.
+FEW_PARTS: dict[str, Any] = {**ROWS, "stages": 4, "fill": 132, "max_parts": 4}
 
 
 @triton.jit
@@ -86,11 +91,11 @@ def _tile(w, row, k, K, EVEN: tl.constexpr):
 
 @triton.jit
 def _vector(
-    x, scales, w, factors, out, N, K, x_stride, scale_stride, factor_stride, out_stride,
-    FP8: tl.constexpr, TWO: tl.constexpr, EVEN: tl.constexpr, STEPS: tl.constexpr, BN: tl.constexpr, C: tl.constexpr,
+    x, scales, w, factors, out, N, K, scale_stride, factor_stride,
+    FP8: tl.constexpr, EVEN: tl.constexpr, STEPS: tl.constexpr, BN: tl.constexpr, C: tl.constexpr,
     EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """BN rows of the weight times one row of x, or two. Each thread reads 16 bytes at a time along K.
+    """BN rows of the weight times one row of x. Each thread reads 16 bytes at a time along K.
 
     The next tile is asked for before the present one is used, and the first before anything that x needs.
     """
@@ -104,7 +109,6 @@ def _vector(
     scales += group * (K // 128) * scale_stride
     factors += group * tl.cdiv(N, 128) * factor_stride + (first // 128) * factor_stride
     total = tl.zeros((BN, C, 128), tl.float32)
-    other = tl.zeros((BN, C, 128), tl.float32)
     tile = _tile(w, row, channel, K, EVEN)  # a weight never changes
     ready(PDL)
     begin(EARLY == 2)
@@ -116,28 +120,21 @@ def _vector(
             tile = _tile(w, row, k + C * 128, K, EVEN)
         values = present.to(tl.float32)
         total += values * _scaled(x, scales, factors, k, block, K, scale_stride, FP8, EVEN)[None]
-        if TWO:
-            second = _scaled(x + x_stride, scales + 1, factors, k, block, K, scale_stride, FP8, EVEN)
-            other += values * second[None]
     at = first + tl.arange(0, BN)
-    here = out + group * N + at
-    tl.store(here, narrow(tl.sum(tl.sum(total, 2), 1), out.dtype.element_ty), mask=at < N)
-    if TWO:
-        tl.store(here + out_stride, narrow(tl.sum(tl.sum(other, 2), 1), out.dtype.element_ty), mask=at < N)
+    tl.store(out + group * N + at, narrow(tl.sum(tl.sum(total, 2), 1), out.dtype.element_ty), mask=at < N)
 
 
 @triton.jit
 def _rows(
     x, scales, w, factors, out, parts, counters, T, N, K, x_stride, scale_stride, factor_stride, out_stride,
     FP8: tl.constexpr, EVEN: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    PARTS: tl.constexpr, STEPS: tl.constexpr, STAGES: tl.constexpr,
-    AHEAD: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
+    PARTS: tl.constexpr, STEPS: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A tile [BT, BN] of one group's product, over STEPS * BK of K, one of PARTS. BN divides 128; BK is 128 in FP8.
 
     FP8 sums 128 channels in the tensor cores and adds them, scaled, in float32.
     """
-    begin(EARLY == 1)
+    begin(PDL)
     tile_n, part = tl.program_id(0), tl.program_id(1)
     tiles_t = tl.cdiv(T, BT)
     group, first_t = tl.program_id(2) // tiles_t, tl.program_id(2) % tiles_t * BT
@@ -150,15 +147,7 @@ def _rows(
     x += group * K
     scales += group * (K // 128) * scale_stride
     factors += group * tl.cdiv(N, 128) * factor_stride + (first // 128) * factor_stride
-    if AHEAD and PDL:
-        # All of its weights come to L2 while the kernel before this one ends; a pipeline could ask for two steps only.
-        share: tl.constexpr = STEPS * BK * w.dtype.element_ty.primitive_bitwidth * BN // 1024  # bytes of each thread
-        piece = tl.arange(0, 128)
-        row = tl.minimum(piece // (128 // BN), N - 1 - first)
-        address = (w + row * K + part * STEPS * BK).to(tl.int64) + piece % (128 // BN) * share
-        _ask(address, tl.full((128,), share, tl.int32))
     ready(PDL)
-    begin(EARLY == 2)
     total = tl.zeros((BN, BT), tl.float32)
     for i in tl.range(0, STEPS, num_stages=STAGES):
         step = part * STEPS + i
@@ -206,23 +195,6 @@ def _finish(
             tl.store(counter, 0)  # ready for the next product that takes this counter
 
 
-@triton.jit
-def _ask(address, size):
-    """Ask for ``size`` bytes at each address, a multiple of 16, to be brought into L2."""
-    tl.inline_asm_elementwise(
-        "cp.async.bulk.prefetch.L2.global [$1], $2; // dummy $0", "=r,l,r", [address, size], dtype=tl.int32,
-        is_pure=False, pack=1,
-    )  # fmt: skip
-
-
-@triton.jit
-def _prefetch(w, size, PIECE: tl.constexpr, PDL: tl.constexpr):
-    begin(PDL)
-    at = (tl.program_id(0) * 32 + tl.arange(0, 32)).to(tl.int64) * PIECE
-    _ask(w.to(tl.int64) + tl.minimum(at, size - PIECE), tl.full((32,), PIECE, tl.int32))
-    ready(PDL)  # so that who waits for this kernel has waited for those before it
-
-
 def few(x: Tensor | Quantised, w: Weight, out: Tensor) -> bool:
     """x times one matrix, or several, into ``out`` [T, groups * N] by the kernels of this file; False if they cannot.
 
@@ -231,44 +203,41 @@ def few(x: Tensor | Quantised, w: Weight, out: Tensor) -> bool:
     rows, matrix = tensor_of(x), tensor_of(w)
     if matrix.shape[-1] % 16 or matrix.stride(-1) != 1 or rows.stride(1) != 1:
         return False
-    if not rows.shape[0]:
-        return True
-    alone = rows.shape[0] == 1
-    if rows_gluon.fits(rows, matrix) and not (alone and matrix.dtype != ref.FP8):
-        by_hand(x, w, out)
-    else:
-        (by_vector if alone else by_rows)(x, w, out)
+    if rows.shape[0]:
+        _fastest(rows, matrix)(x, w, out)
     return True
 
 
-def by_hand(x: Tensor | Quantised, w: Weight, out: Tensor, config: dict[str, Any] | None = None) -> Tensor:
+def _fastest(rows: Tensor, matrix: Tensor) -> Callable[[Tensor | Quantised, Weight, Tensor], Tensor]:
+    """Which kernel, by measurement on an H200."""
+    tokens, width = rows.shape[0], matrix.shape[-1]
+    height = matrix.numel() // width
+    # A row alone: multiply-adds keep up with the memory where the tensor cores' larger tiles would leave SMs without.
+    alone = tokens == 1 and (matrix.dtype != ref.FP8 or (width > 4096 and height <= NARROW))
+    crowded = tokens > 8 and height >= WIDE
+    if rows_gluon.fits(rows, matrix) and not alone and not crowded and matrix.numel() < LONG:
+        return by_hand
+    return by_vector if tokens == 1 else by_rows
+
+
+def by_hand(x: Tensor | Quantised, w: Weight, out: Tensor, config: dict[str, int] | None = None) -> Tensor:
     """Up to 64 rows, K in whole blocks of 128. Keys of ``config``: see rows_gluon.launch."""
     rows, matrix, scales, factors = _operands(x, w)
+    width = matrix.shape[-1]
     if config is None:
-        config = next(HAND[most] for most in HAND if matrix.shape[-1] <= most)
-    blocks = min(config["blocks"], triton.next_power_of_2(matrix.shape[-1] // BLOCK))
-    warps = min(config["warps"], blocks)
+        config = next(HAND[most] for most in HAND if width <= most)
+        if rows.shape[0] > 8:  # sums of twice the size leave fewer registers for weights
+            config = {"blocks": 16 if matrix.numel() // width <= NARROW else 8, "warps": 8, "early": 1}
+    blocks = min(config["blocks"], triton.next_power_of_2(width // BLOCK))
     rows_gluon.launch(
-        rows, scales, matrix, factors, out, matrix.dtype == ref.FP8, config["block_n"], blocks, warps,
-        config["programs"], config["early"], "launch_pdl" in overlap(),
+        rows, scales, matrix, factors, out, matrix.dtype == ref.FP8, blocks, min(config["warps"], blocks),
+        config["early"], "launch_pdl" in overlap(rows.shape[0]),
     )  # fmt: skip
     return out
 
 
-def prefetch(w: Weight) -> None:
-    """Ask for a weight to be brought into L2 and return: for the product after some kernels that leave memory idle.
-
-    Pays where the weight fits into L2 (50 MB) beside what those kernels read.
-    """
-    matrix = tensor_of(w)
-    size = matrix.numel() * matrix.element_size()
-    if matrix.is_cuda and size >= PIECE:
-        count = triton.cdiv(size, 32 * PIECE)
-        _prefetch[(count,)](matrix, size, PIECE=PIECE, num_warps=1, **overlap())
-
-
 def by_vector(x: Tensor | Quantised, w: Weight, out: Tensor, config: dict[str, Any] | None = None) -> Tensor:
-    """One or two rows. ``numbers``: of the weight in a tile; ``depth``: of them along K, at most."""
+    """One row. ``numbers``: of the weight in a tile; ``depth``: of them along K, at most."""
     rows, matrix, scales, factors = _operands(x, w)
     height, width = matrix.shape[-2:]
     if config is None:
@@ -282,20 +251,23 @@ def by_vector(x: Tensor | Quantised, w: Weight, out: Tensor, config: dict[str, A
     block_n = max(1, min(BLOCK, int(numbers) // (blocks * BLOCK)))
     while block_n > 1 and triton.cdiv(height, block_n) * groups < config["fill"]:
         block_n //= 2
+    given = overlap()
     _vector[triton.cdiv(height, block_n), groups](
-        rows, scales, matrix, factors, out, height, width, rows.stride(0), scales.stride(-1), factors.stride(-2),
-        out.stride(0), FP8=matrix.dtype == ref.FP8, TWO=rows.shape[0] == 2, EVEN=width % (blocks * BLOCK) == 0,
-        STEPS=triton.cdiv(width, blocks * BLOCK), BN=block_n, C=blocks, num_warps=config["warps"], **_overlap(config),
+        rows, scales, matrix, factors, out, height, width, scales.stride(-1), factors.stride(-2),
+        FP8=matrix.dtype == ref.FP8, EVEN=width % (blocks * BLOCK) == 0, STEPS=triton.cdiv(width, blocks * BLOCK),
+        BN=block_n, C=blocks, EARLY=config["early"] if given["PDL"] else 0, num_warps=config["warps"], **given,
     )  # fmt: skip
     return out
 
 
-def by_rows(x: Tensor | Quantised, w: Weight, out: Tensor, config: dict[str, Any] = ROWS) -> Tensor:
+def by_rows(x: Tensor | Quantised, w: Weight, out: Tensor, config: dict[str, Any] | None = None) -> Tensor:
     """Any number of rows, 64 at a time. K is cut into equal parts of whole steps, so that ``fill`` programs read."""
     rows, matrix, scales, factors = _operands(x, w)
     fp8 = matrix.dtype == ref.FP8
     tokens, (height, width) = rows.shape[0], matrix.shape[-2:]
     groups = matrix.numel() // (height * width)
+    if config is None:
+        config = FEW_PARTS if tokens > 32 or (tokens > 16 and groups * height < 4096) else ROWS
     # Triton has wgmma for 16 rows, not for 8.
     block_t = min(FEW, max(16, triton.next_power_of_2(tokens)))
     block_n, block_k = config["block_n"], BLOCK if fp8 else config["depth_plain"]
@@ -305,33 +277,14 @@ def by_rows(x: Tensor | Quantised, w: Weight, out: Tensor, config: dict[str, Any
     parts = next((p for p in cuts if tiles * p >= config["fill"]), cuts[-1])
     cut = parts > 1
     scratch = rows.new_empty(groups * parts * tokens * height if cut else 1, dtype=torch.float32)
-    counters = _counters(rows.device, tiles) if cut else scratch
+    counted = counters(rows.device, tiles) if cut else scratch
     _rows[tiles_n, parts, tiles_t * groups](
-        rows, scales, matrix, factors, out, scratch, counters, tokens, height, width, rows.stride(0),
+        rows, scales, matrix, factors, out, scratch, counted, tokens, height, width, rows.stride(0),
         scales.stride(-1), factors.stride(-2), out.stride(0), FP8=fp8, EVEN=width % block_k == 0,
         BT=block_t, BN=block_n, BK=block_k, PARTS=parts, STEPS=steps // parts, STAGES=config["stages"],
-        AHEAD=config["ahead"] and width % block_k == 0, num_warps=config["warps"], **_overlap(config),
+        num_warps=config["warps"], **overlap(tokens),
     )  # fmt: skip
     return out
-
-
-_COUNTED: dict[torch.device, list[Any]] = {}
-
-
-def _counters(device: torch.device, count: int) -> Tensor:
-    """Zeros that a kernel leaves as zeros again, in turn from a long row of them.
-
-    Two products at once on one device never take the same ones unless hundreds of thousands lie between them. Raises
-    RuntimeError when the row would first be made inside a capture, which would give it to that graph.
-    """
-    held = _COUNTED.get(device)
-    if held is None:
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            raise RuntimeError("run a step before capturing one: products of few rows keep counters")
-        held = _COUNTED[device] = [torch.zeros(COUNTERS, dtype=torch.int32, device=device), 0]
-    at = held[1] if held[1] + count <= COUNTERS else 0
-    held[1] = at + count
-    return held[0][at : at + count]
 
 
 def tensor_of(x: Tensor | Quantised | Fp8Weight) -> Tensor:
@@ -345,8 +298,3 @@ def _operands(x: Tensor | Quantised, w: Weight) -> tuple[Tensor, Tensor, Tensor,
     if isinstance(x, Tensor) or isinstance(w, Tensor):
         return rows, matrix, matrix, matrix
     return rows, matrix, x.scales, w.scales.contiguous()
-
-
-def _overlap(config: dict[str, Any]) -> dict[str, Any]:
-    given = overlap()
-    return {"EARLY": config["early"] if given["PDL"] else 0, **given}

@@ -16,10 +16,10 @@ from torch.nn import functional
 from longread.kernels.fallback import fallback
 from longread.kernels.fp8 import ref
 from longread.kernels.fp8.ref import BLOCK, Fp8Weight, Quantised, Weight, dequantise, result_dtype
-from longread.kernels.fp8.rows_triton import FEW, few, narrow, prefetch, tensor_of
+from longread.kernels.fp8.rows_triton import FEW, few, narrow, tensor_of
 from longread.kernels.overlap import begin, overlap, ready
 
-__all__ = ["dequantise", "gated", "grouped_linear", "latents", "linear", "prefetch", "quantise", "turn_back"]
+__all__ = ["dequantise", "gated", "grouped_linear", "latents", "linear", "quantise", "turn_back"]
 
 STEP: dict[str, Any] = {"rows": 8, "blocks": 4, "warps": 4}
 
@@ -181,7 +181,7 @@ def quantise(x: Tensor) -> Quantised:
     out = _quantised_like(x, tokens, width)
     grid, tile = _steps(tokens, width)
     if tokens:
-        _quantise[grid](x, *out, tokens, width, x.stride(0), out.scales.stride(1), **tile, **overlap())
+        _quantise[grid](x, *out, tokens, width, x.stride(0), out.scales.stride(1), **tile, **overlap(tokens))
     return out
 
 
@@ -195,8 +195,9 @@ def gated(h: Tensor, limit: float | None, quantised: bool) -> Quantised | Tensor
         cap = 0.0 if limit is None else limit
         strides = h.stride(0), out.scales.stride(1)
         _gated[grid](
-            h, *out, tokens, width, cap, *strides, CAPPED=limit is not None, QUANTISED=quantised, **tile, **overlap()
-        )
+            h, *out, tokens, width, cap, *strides, CAPPED=limit is not None, QUANTISED=quantised, **tile,
+            **overlap(tokens),
+        )  # fmt: skip
     return out if quantised else out.values
 
 
@@ -214,7 +215,7 @@ def latents(
             x, q_gain, kv_gain, cos.contiguous(), sin.contiguous(), *c_q, kv, tokens, x.stride(0),
             c_q.scales.stride(1), eps, Q=rank, D=width, ROPE=rope, QUANTISED=quantised, PACKED=packed,
             Q_BLOCKS=triton.next_power_of_2(-(-rank // BLOCK)), D_BLOCKS=triton.next_power_of_2(-(-width // 64)),
-            R=1, num_warps=4, **overlap(),
+            R=1, num_warps=4, **overlap(tokens),
         )  # fmt: skip
     return c_q if quantised else c_q.values, kv
 
@@ -238,7 +239,7 @@ def turn_back(o: Tensor, cos: Tensor, sin: Tensor, quantised: bool) -> Quantised
             QUANTISED=quantised,
             **sizes,
             **tile,
-            **overlap(),
+            **overlap(tokens),
         )
     return out if quantised else out.values
 
