@@ -27,11 +27,12 @@ def fits(x: Tensor, w: Tensor) -> bool:
 
 def launch(
     x: Tensor, scales: Tensor, w: Tensor, factors: Tensor, out: Tensor, fp8: bool, blocks: int, warps: int, early: int,
-    overlap: bool,
+    registers: int, overlap: bool,
 ) -> None:  # fmt: skip
     """x [T, G * K] times w [G, N, K] into ``out`` [T, G * N]; K: whole blocks of 128, T at most 64.
 
     ``blocks``: of K in a step, a power of two, ``warps`` at least. ``early``: see ``_product``.
+    ``registers``: most of a thread, 255 whatever it takes; fewer let more programs run on an SM.
     """
     tokens, (height, width) = x.shape[0], w.shape[-2:]
     most = width // BLOCK
@@ -39,7 +40,7 @@ def launch(
         x, scales, w, factors, out, tokens, height, width, x.stride(0), scales.stride(-1), factors.stride(-2),
         out.stride(0), fp8, most % blocks == 0, height % TILE == 0, triton.cdiv(most, blocks), TILE,
         max(8, triton.next_power_of_2(tokens)), blocks, warps, early if overlap else 0, overlap,
-        num_warps=warps, launch_pdl=overlap,
+        num_warps=warps, maxnreg=registers, launch_pdl=overlap,
     )  # fmt: skip
 
 

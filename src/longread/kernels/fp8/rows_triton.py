@@ -40,12 +40,12 @@ VECTOR: dict[int | str, dict[str, Any]] = {
     "long": {"numbers": 8192, "depth": 2048, "warps": 4, "fill": FILL, "early": 1},
 }
 HAND: dict[int, dict[str, int]] = {  # blocks that divide K, since a step that is not whole is masked
-    1024: {"blocks": 8, "warps": 4, "early": 2},
-    1536: {"blocks": 4, "warps": 4, "early": 1},
-    2048: {"blocks": 16, "warps": 4, "early": 1},
-    4096: {"blocks": 32, "warps": 8, "early": 2},
-    7168: {"blocks": 8, "warps": 8, "early": 2},
-    1 << 30: {"blocks": 16, "warps": 8, "early": 1},
+    1024: {"blocks": 8, "warps": 4, "early": 2, "registers": 255},
+    1536: {"blocks": 4, "warps": 4, "early": 1, "registers": 255},
+    2048: {"blocks": 16, "warps": 4, "early": 1, "registers": 255},
+    4096: {"blocks": 32, "warps": 8, "early": 2, "registers": 255},
+    7168: {"blocks": 8, "warps": 8, "early": 2, "registers": 255},
+    1 << 30: {"blocks": 16, "warps": 8, "early": 1, "registers": 255},
 }
 ROWS: dict[str, Any] = {"block_n": 64, "depth_plain": 64, "warps": 4, "stages": 3, "fill": 132 * 2, "max_parts": 32}
 # Where adding the parts up costs more than more of them gain: each is as large as the result, one program reads all.
@@ -227,11 +227,11 @@ def by_hand(x: Tensor | Quantised, w: Weight, out: Tensor, config: dict[str, int
     if config is None:
         config = next(HAND[most] for most in HAND if width <= most)
         if rows.shape[0] > 8:  # sums of twice the size leave fewer registers for weights
-            config = {"blocks": 16 if matrix.numel() // width <= NARROW else 8, "warps": 8, "early": 1}
+            config = {**HAND[1 << 30], "blocks": 16 if matrix.numel() // width <= NARROW else 8}
     blocks = min(config["blocks"], triton.next_power_of_2(width // BLOCK))
     rows_gluon.launch(
         rows, scales, matrix, factors, out, matrix.dtype == ref.FP8, blocks, min(config["warps"], blocks),
-        config["early"], "launch_pdl" in overlap(rows.shape[0]),
+        config["early"], config["registers"], "launch_pdl" in overlap(rows.shape[0]),
     )  # fmt: skip
     return out
 
