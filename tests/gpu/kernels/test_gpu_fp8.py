@@ -14,6 +14,8 @@ from longread.kernels.fp8 import ref
 from longread.kernels.fp8.ref import Fp8Weight, Quantised
 
 triton = pytest.importorskip("triton")
+from longread.kernels import counters, overlap  # noqa: E402
+from longread.kernels.fp8 import rows_triton as products  # noqa: E402
 from longread.kernels.fp8 import triton as kernels  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -26,9 +28,10 @@ E4M3, BF16 = 0.126, 0.008
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter runs one program after the other."""
     if INTERPRETED:
-        for config in kernels.VECTOR.values():
+        for config in products.VECTOR.values():
             monkeypatch.setitem(config, "fill", 8)
-        monkeypatch.setitem(kernels.ROWS, "fill", 8)
+        for config in (products.ROWS, products.FEW_PARTS):
+            monkeypatch.setitem(config, "fill", 8)
 
 
 def made(device: str, *shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -166,20 +169,48 @@ def test_a_product_in_bfloat16(device: str, tokens: int, height: int, width: int
     near(got, want, 1e-5 if dtype else BF16, 1e-4)
 
 
-@pytest.mark.parametrize("kind", ["by_vector", "by_rows"])
+@pytest.mark.parametrize(("kind", "tokens", "groups"), [("by_vector", 1, 3), ("by_rows", 1, 3), ("by_rows", 2, 2)])
 @pytest.mark.parametrize("fp8", [False, True])
-@pytest.mark.parametrize(("tokens", "groups"), [(1, 3), (2, 2)])
-def test_both_kernels_take_one_or_two_rows(device: str, kind: str, fp8: bool, tokens: int, groups: int) -> None:
+def test_both_kernels_take_a_row_or_two(device: str, kind: str, fp8: bool, tokens: int, groups: int) -> None:
     """Into a result that is poisoned and wider than they may write; K in several steps and parts."""
     height, width = 72, 640
     rows = made(device, tokens, groups * width)
     w: ref.Weight = weight(device, groups, height, width) if fp8 else made(device, groups, height, width)
     x = ref.quantise(rows) if fp8 else rows
     out = torch.full((tokens, groups * height + 8), float("nan"), device=device, dtype=torch.float32)
-    getattr(kernels, kind)(x, w, out[:, : groups * height])
+    getattr(products, kind)(x, w, out[:, : groups * height])
     assert bool(out[:, groups * height :].isnan().all())
     want = ref.grouped_linear(x, w) if fp8 else ref.grouped_linear(rows.float(), ref.widened(w))
     near(out[:, : groups * height], want, BF16, 2e-4)
+
+
+@real  # the interpreter does not know Gluon
+@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize(
+    ("height", "width", "blocks", "warps"), [(80, 640, 4, 4), (264, 1024, 8, 4), (128, 4096, 16, 8), (64, 1024, 8, 8)]
+)
+@pytest.mark.parametrize("early", [1, 2])
+@pytest.mark.parametrize("tokens", [1, 3, 8, 16, 33])
+def test_products_fed_from_registers(
+    device: str, tokens: int, height: int, width: int, blocks: int, warps: int, early: int, fp8: bool
+) -> None:
+    """K in uneven steps, a last tile that is not whole; a row of NaN stays alone; bits repeat."""
+    rows = made(device, tokens, 2 * width)
+    w: ref.Weight = weight(device, 2, height, width) if fp8 else made(device, 2, height, width)
+    x = ref.quantise(rows) if fp8 else rows
+    config = {"blocks": blocks, "warps": warps, "early": early, "registers": 255}
+    out = torch.full((tokens, 2 * height + 16), float("nan"), device=device, dtype=torch.float32)
+    products.by_hand(x, w, out[:, : 2 * height], config)
+    assert bool(out[:, 2 * height :].isnan().all())
+    want = ref.grouped_linear(x, w) if fp8 else ref.grouped_linear(rows.float(), ref.widened(w))
+    near(out[:, : 2 * height], want.float(), BF16, 2e-4)
+    again = torch.empty_like(out)
+    products.by_hand(x, w, again[:, : 2 * height], config)
+    assert torch.equal(again[:, : 2 * height], out[:, : 2 * height])
+    if not fp8 and tokens > 1:
+        rows[0] = float("nan")
+        products.by_hand(rows, w, again[:, : 2 * height], config)
+        assert torch.equal(again[1:, : 2 * height], out[1:, : 2 * height])
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 5, 70])
@@ -201,7 +232,7 @@ def test_float32_stays_float32(device: str) -> None:
 def test_counters_are_left_as_they_were(device: str) -> None:
     x, w = kernels.quantise(made(device, 4, 1024)), weight(device, 64, 1024)
     first = kernels.linear(x, w)
-    assert all(not bool(counters.any()) for counters, _ in kernels._COUNTED.values())
+    assert all(not bool(row.any()) for row, _ in counters._held.values())
     assert torch.equal(first, kernels.linear(x, w))
 
 
@@ -256,10 +287,10 @@ def test_real_sizes_between_products(device: str, tokens: int) -> None:
 
 
 @real
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("on", [False, True])
 @pytest.mark.parametrize("tokens", [1, 2, 8])
 def test_a_chain_of_kernels_replays_from_a_graph(
-    device: str, tokens: int, overlap: bool, monkeypatch: pytest.MonkeyPatch
+    device: str, tokens: int, on: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each reads what the one before wrote; one that read too early would see what was there before."""
     w13, w2, shared = weight(device, 4096, 4096), weight(device, 4096, 2048, seed=2), weight(device, 8, 512, 512)
@@ -273,7 +304,7 @@ def test_a_chain_of_kernels_replays_from_a_graph(
         return y
 
     want = chain()
-    monkeypatch.setitem(kernels.OVERLAP, "on", overlap)
+    monkeypatch.setitem(overlap.OVERLAP, "on", on)
     chain()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
