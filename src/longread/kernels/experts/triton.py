@@ -22,6 +22,7 @@ from torch import Tensor
 
 from longread.kernels.experts import ref
 from longread.kernels.experts.grouped_triton import grouped
+from longread.kernels.experts.many_slots_triton import blocks_of, hidden_to_fp8, spread
 from longread.kernels.experts.ref import ExpertWeights, prepare
 from longread.kernels.experts.routing_triton import route
 from longread.kernels.experts.slots_triton import Slots, combine, gathered, one_scale, rows_to_fp8
@@ -45,6 +46,7 @@ class Config:
     """block: slots of a tile; rows: weight rows of each of a tile's two halves. warps and stages as in Triton.
 
     per_row: one activation scale a row instead of one per 128 (first product) and 64 (second) columns.
+    persistent: the kernel of ``many_gluon``, where it runs; it has tiles of its own, and block only aligns an expert's.
     """
 
     block: int
@@ -53,6 +55,7 @@ class Config:
     stages13: int = 4
     stages2: int = 4
     per_row: bool = False
+    persistent: bool = False
 
 
 # By kind of weight: (largest mean number of pairs an expert, the configuration), in ascending order.
@@ -61,7 +64,7 @@ CONFIGS: dict[str, list[tuple[float, Config]]] = {
         (4, Config(block=16, stages13=3, stages2=3)),
         (24, Config(block=32, stages13=3, stages2=3, per_row=True)),
         (96, Config(block=64, stages13=3, stages2=3, per_row=True)),
-        (float("inf"), Config(block=128, stages13=4, stages2=4, per_row=True)),
+        (float("inf"), Config(block=16, per_row=True, persistent=True)),
     ],
     "fp8": [
         (4, Config(block=16, stages13=5, stages2=5)),
@@ -74,6 +77,10 @@ CONFIGS: dict[str, list[tuple[float, Config]]] = {
         (float("inf"), Config(block=64, stages13=3, stages2=3)),
     ],
 }
+
+
+# In place of a persistent one where its kernel does not run.
+WIDE = Config(block=128, per_row=True)
 
 
 def experts(
@@ -102,7 +109,12 @@ def experts(
         return _expanded(q, ids, weights, w, limit, shared)
     if config is None:
         config = choose(w.kind, ids.numel(), w.w13.shape[0])
+    if config.persistent and not _whole_tiles(u, w):
+        config = WIDE
     slots = Slots(ids, w.w13.shape[0], config.block)
+    if config.persistent:
+        assert q is not None  # plain weights have no such configuration
+        return combine(many(q, slots, ids.shape[1], w, limit), slots, weights, shared)
     hidden, scales = first(u, q, slots, ids.shape[1], w, limit, config)
     return combine(second(hidden, scales, slots, w, config, u.dtype), slots, weights, shared)
 
@@ -232,6 +244,30 @@ def _quantised(u: Tensor) -> Quantised:
 def _or(x: Tensor | None, anything: Tensor) -> Tensor:
     """A pointer that is not followed still has to be one."""
     return anything if x is None else x
+
+
+def many(q: Quantised, slots: Slots, top_k: int, w: ExpertWeights, limit: float | None) -> Tensor:
+    """Every slot's row through its expert: bfloat16 [slots, D], for many tokens."""
+    assert w.s13 is not None and w.s2 is not None and w.r13 is not None and w.r2 is not None  # fp4_words has them
+    from longread.kernels.experts.many_gluon import product
+
+    blocks = blocks_of(slots)
+    x, factors = spread(*q, slots, top_k)
+    hidden = torch.empty(slots.count, w.w13.shape[1] // 2, dtype=torch.bfloat16, device=x.device)
+    product(x, factors, w.w13, w.s13, w.r13, blocks, hidden, True, limit)
+    del x
+    values, factors = hidden_to_fp8(hidden, slots)
+    del hidden
+    y = torch.empty(slots.count, w.w2.shape[1], dtype=torch.bfloat16, device=values.device)
+    product(values, factors, w.w2, w.s2, w.r2, blocks, y, False, None)
+    return y
+
+
+def _whole_tiles(u: Tensor, w: ExpertWeights) -> bool:
+    """Whether ``many_gluon`` has tiles for these: 256 rows, 128 columns, Hopper's products."""
+    whole = w.w13.shape[1] % 256 == 0 and w.w2.shape[1] % 256 == 0 and u.shape[1] % 128 == 0
+    hopper = u.is_cuda and torch.cuda.get_device_capability(u.device)[0] == 9
+    return whole and hopper and u.dtype == torch.bfloat16
 
 
 def _unsupported(u: Tensor, w: ExpertWeights, ids: Tensor) -> str | None:
