@@ -65,7 +65,7 @@ def _placed(row, WIDE: tl.constexpr):
 
 @triton.jit
 def _spread(values, scales, where, out, factors, value_row, scale_row, scale_group,
-            K: tl.constexpr, WIDE: tl.constexpr, TOP_K: tl.constexpr):  # fmt: skip
+            K: tl.constexpr, WIDE: tl.constexpr, TOP_K: tl.constexpr, PLACED: tl.constexpr):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     group = tl.arange(0, WIDE // 128)
     scale = tl.load(scales + token * scale_row + group * scale_group, mask=group < K // 128, other=0.0)
@@ -73,7 +73,9 @@ def _spread(values, scales, where, out, factors, value_row, scale_row, scale_gro
     at = group[:, None] * 128 + tl.arange(0, 128)[None, :]
     x = tl.load(values + token * value_row + at, mask=at < K, other=0.0).to(tl.float32)
     # Both are powers of two, and none is above the peak: only values far below the row's largest lose digits.
-    row = _placed((x * (scale / peak)[:, None]).to(tl.float8e4nv), WIDE)
+    row = tl.reshape((x * (scale / peak)[:, None]).to(tl.float8e4nv), (WIDE,))
+    if PLACED:
+        row = _placed(row, WIDE)
     to = tl.arange(0, WIDE)
     for k in tl.static_range(TOP_K):
         slot = tl.load(where + token * TOP_K + k).to(tl.int64)
@@ -81,38 +83,44 @@ def _spread(values, scales, where, out, factors, value_row, scale_row, scale_gro
         tl.store(factors + slot, peak, mask=slot >= 0)
 
 
-def spread(values: Tensor, scales: Tensor, slots: Slots, top_k: int) -> tuple[Tensor, Tensor]:
-    """Tokens' rows e4m3 [T, K] with scales per 128 columns -> e4m3 [slots, K] in this file's order, float32 [slots]:
-    one scale a row. A slot without a pair stays unwritten.
+def spread(values: Tensor, scales: Tensor, slots: Slots, top_k: int, placed: bool) -> tuple[Tensor, Tensor]:
+    """Tokens' rows e4m3 [T, K] with scales per 128 columns -> e4m3 [slots, K] and one scale a row, float32 [slots].
+
+    placed: columns in this file's order. A slot without a pair stays unwritten.
     """
     width = values.shape[1]
     out = torch.empty(slots.count, width, dtype=values.dtype, device=values.device)
     factors = scales.new_empty(slots.count)
     _spread[(values.shape[0],)](
         values, scales, slots.where, out, factors, values.stride(0), scales.stride(0), scales.stride(1),
-        K=width, WIDE=triton.next_power_of_2(width), TOP_K=top_k, num_warps=4,
+        K=width, WIDE=triton.next_power_of_2(width), TOP_K=top_k, PLACED=placed, num_warps=4,
     )  # fmt: skip
     return out, factors
 
 
 @triton.jit
-def _hidden_to_fp8(h, ends, out, factors, E: tl.constexpr, F: tl.constexpr, WIDE: tl.constexpr):
+def _hidden_to_fp8(h, ends, out, factors, E: tl.constexpr, F: tl.constexpr, WIDE: tl.constexpr,
+                   PLACED: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     if row >= tl.load(ends + E - 1):
         return
     at = tl.arange(0, WIDE)
     x = tl.load(h + row * F + at, mask=at < F, other=0.0).to(tl.float32)
     scale = powers(exponents(tl.max(tl.abs(x), 0)))
-    tl.store(out + row * F + at, _placed((x / scale).to(tl.float8e4nv), WIDE), mask=at < F)
+    narrow = (x / scale).to(tl.float8e4nv)
+    if PLACED:
+        narrow = _placed(narrow, WIDE)
+    tl.store(out + row * F + at, narrow, mask=at < F)
     tl.store(factors + row, scale)
 
 
-def hidden_to_fp8(h: Tensor, slots: Slots) -> tuple[Tensor, Tensor]:
-    """Rows [slots, F] -> e4m3 [slots, F] in this file's order, float32 [slots]. Slots not in use stay unwritten."""
+def hidden_to_fp8(h: Tensor, slots: Slots, placed: bool) -> tuple[Tensor, Tensor]:
+    """Rows [slots, F] -> e4m3 [slots, F], placed or not, and float32 [slots]. Slots not in use stay unwritten."""
     count, width = h.shape
     out = torch.empty(count, width, dtype=torch.float8_e4m3fn, device=h.device)
     factors = torch.empty(count, dtype=torch.float32, device=h.device)
     _hidden_to_fp8[(count,)](
-        h, slots.ends, out, factors, E=slots.ends.shape[0], F=width, WIDE=triton.next_power_of_2(width), num_warps=4
-    )
+        h, slots.ends, out, factors,
+        E=slots.ends.shape[0], F=width, WIDE=triton.next_power_of_2(width), PLACED=placed, num_warps=4,
+    )  # fmt: skip
     return out, factors

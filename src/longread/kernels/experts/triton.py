@@ -69,7 +69,8 @@ CONFIGS: dict[str, list[tuple[float, Config]]] = {
     "fp8": [
         (4, Config(block=16, stages13=5, stages2=5)),
         (24, Config(block=32, stages13=4, stages2=4)),
-        (float("inf"), Config(block=64, stages13=4, stages2=4, per_row=True)),
+        (96, Config(block=64, per_row=True)),
+        (float("inf"), Config(block=16, per_row=True, persistent=True)),
     ],
     "plain": [
         (4, Config(block=16, stages13=3, stages2=3)),
@@ -79,8 +80,8 @@ CONFIGS: dict[str, list[tuple[float, Config]]] = {
 }
 
 
-# In place of a persistent one where its kernel does not run.
-WIDE = Config(block=128, per_row=True)
+# By kind, in place of a persistent one where its kernel does not run.
+WIDE = {"fp4_words": Config(block=128, per_row=True), "fp8": Config(block=64, per_row=True)}
 
 
 def experts(
@@ -110,7 +111,7 @@ def experts(
     if config is None:
         config = choose(w.kind, ids.numel(), w.w13.shape[0])
     if config.persistent and not _whole_tiles(u, w):
-        config = WIDE
+        config = WIDE[w.kind]
     slots = Slots(ids, w.w13.shape[0], config.block)
     if config.persistent:
         assert q is not None  # plain weights have no such configuration
@@ -248,15 +249,16 @@ def _or(x: Tensor | None, anything: Tensor) -> Tensor:
 
 def many(q: Quantised, slots: Slots, top_k: int, w: ExpertWeights, limit: float | None) -> Tensor:
     """Every slot's row through its expert: bfloat16 [slots, D], for many tokens."""
-    assert w.s13 is not None and w.s2 is not None and w.r13 is not None and w.r2 is not None  # fp4_words has them
+    assert w.s13 is not None and w.s2 is not None  # what is quantised has scales
     from longread.kernels.experts.many_gluon import product
 
+    placed = w.kind == "fp4_words"
     blocks = blocks_of(slots)
-    x, factors = spread(*q, slots, top_k)
+    x, factors = spread(*q, slots, top_k, placed)
     hidden = torch.empty(slots.count, w.w13.shape[1] // 2, dtype=torch.bfloat16, device=x.device)
     product(x, factors, w.w13, w.s13, w.r13, blocks, hidden, True, limit)
     del x
-    values, factors = hidden_to_fp8(hidden, slots)
+    values, factors = hidden_to_fp8(hidden, slots, placed)
     del hidden
     y = torch.empty(slots.count, w.w2.shape[1], dtype=torch.bfloat16, device=values.device)
     product(values, factors, w.w2, w.s2, w.r2, blocks, y, False, None)
