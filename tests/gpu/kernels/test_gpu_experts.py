@@ -11,8 +11,9 @@ pytest.importorskip("triton")
 
 from longread.kernels.experts import ref
 from longread.kernels.experts import triton as dev
+from longread.kernels.experts.many_slots_triton import blocks_of, hidden_to_fp8, spread
 from longread.kernels.experts.routing_triton import route
-from longread.kernels.experts.slots_triton import Slots, combine, one_scale
+from longread.kernels.experts.slots_triton import Slots, combine, one_scale, rows_to_fp8
 from longread.kernels.fp8.ref import dequantise, quantise
 from longread.spec.model import MoESpec
 
@@ -240,3 +241,72 @@ def test_expanded_weights_are_the_words(device: str, rows: int) -> None:
     words, shifts = p.w13[:, :rows].contiguous(), p.s13[:, :rows].contiguous()
     wide = dev.expand(words, shifts).float() * p.r13[:, :rows, None]
     assert torch.equal(wide, torch.stack([ref.matrix(w, "w13", e, torch.float32)[:rows] for e in range(2)]))
+
+
+@pytest.mark.parametrize("shares", [[16], [0, 300, 0, 17, 129], [128, 160, 161, 288, 256, 1], [700] * 3])
+def test_blocks_cover_each_share_once(device: str, shares: list[int]) -> None:
+    ids = torch.cat([torch.full((n,), i) for i, n in enumerate(shares)]).int()
+    slots = Slots(ids[torch.randperm(len(ids))][:, None].to(device), len(shares), 16)
+    table = blocks_of(slots)
+    count = int(table[0, 0])
+    ends, at = [0, *slots.ends.tolist()], 0
+    assert count < len(table)
+    for expert, first, stop in table[1 : 1 + count, :3].tolist():
+        assert first == at and ends[expert] <= first < stop <= ends[expert + 1] and stop - first <= 128
+        assert stop - first > 32 or ends[expert + 1] - ends[expert] <= 32  # none is narrow beside a whole one
+        at = stop
+    assert at == ends[-1]
+
+
+def placed(x: Tensor) -> Tensor:
+    """Columns as many_slots_triton orders them."""
+    return x.view(len(x), -1, 2, 4, 4, 4).permute(0, 1, 4, 2, 3, 5).reshape(x.shape)
+
+
+def test_rows_are_spread_and_placed(device: str) -> None:
+    ids = chosen(20, 3, 9, device)
+    slots = Slots(ids, 9, 16)
+    q = quantise(
+        torch.randn(20, 384, device=device) * torch.tensor([1.0, 9.0, 0.1], device=device).repeat_interleave(128)
+    )
+    values, factors = one_scale(*q)
+    real = slots.order >= 0
+    for order in (False, True):
+        rows, scales = spread(*q, slots, 3, order)
+        want = values.view(torch.uint8)[slots.order[real].long() // 3]
+        assert torch.equal(rows.view(torch.uint8)[real], placed(want) if order else want)
+        assert torch.equal(scales[real], factors[slots.order[real].long() // 3])
+        h = torch.randn(slots.count, 256, device=device).bfloat16()
+        got, want_too = hidden_to_fp8(h, slots, order), rows_to_fp8(h, slots.ends, None, gate=False)
+        n = int(slots.ends[-1])
+        assert torch.equal(got[1][:n], want_too[1][:n])
+        want = want_too[0].view(torch.uint8)[:n]
+        assert torch.equal(got[0].view(torch.uint8)[:n], placed(want) if order else want)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter knows no Gluon")
+@pytest.mark.parametrize(
+    "kind, d, f, limit",
+    [("fp4", 512, 256, 10.0), ("fp4", 4096, 2048, 10.0), ("fp8", 512, 256, None), ("fp8", 7168, 2048, 10.0)],
+)
+def test_persistent(device: str, kind: str, d: int, f: int, limit: float | None) -> None:
+    """Shares of every width; the same bits again and in another batch; one row's NaN stays in it."""
+    shares = [300, 17, 0, 129, 90, 700]
+    ids = torch.cat([torch.full((n,), i) for i, n in enumerate(shares)])[torch.randperm(sum(shares))]
+    ids = torch.stack([ids, (ids + 1) % len(shares)], 1).int().to(device)
+    ids[::3, 1], ids[5] = -1, -1
+    t = len(ids)
+    w, config = made(kind, len(shares), d, f, device), dev.Config(block=16, per_row=True, persistent=True)
+    p, u = dev.prepare(w), torch.randn(t, d, device=device).bfloat16()
+    q, weights, shared = quantise(u), torch.rand(t, 2, device=device), torch.randn(t, d, device=device).bfloat16()
+    got = dev.experts(u, q, ids, weights, p, limit, shared, config=config)
+    want = ref.experts(u.double(), q, ids, weights, w, limit, shared.double())
+    assert (got.double() - want).norm() / (want - shared.double()).norm() < ROUNDING
+    assert torch.equal(got[5], shared[5])
+    assert torch.equal(got, dev.experts(u, q, ids, weights, p, limit, shared, config=config))
+    part = [x[:50].contiguous() for x in (u, ids, weights, shared)]
+    few = dev.experts(part[0], quantise(part[0]), part[1], part[2], p, limit, part[3], config=config)
+    assert torch.equal(few, got[:50])
+    q.scales[9] = float("nan")
+    hurt = (dev.experts(u, q, ids, weights, p, limit, shared, config=config) == got).all(1)
+    assert not hurt[9] and hurt.sum() == t - 1
