@@ -25,12 +25,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from longread.kernels.experts.grouped_triton import CONSTRAINTS, DECODE
+from longread.kernels.experts.grouped_triton import CONSTRAINTS, DECODE, tables
 
 M = gl.constexpr(64)  # rows of one product of a warpgroup
 PIECE = gl.constexpr(64)  # slots of one
 STAGES, FP8_STAGES = 6, 4  # what fits into shared memory
-REPEAT = gl.constexpr("prmt.b32 $0, $1, $1, $2;")
+BYTE = gl.constexpr("prmt.b32 $0, $1, 0, $2;")
 # A warp's 16 bytes a thread of a row's 64, in the registers of the tensor core's rows; and with halves of a row apart.
 FLAT = gl.constexpr(
     gl.DistributedLinearLayout(
@@ -78,9 +78,12 @@ def product(
 
 
 @gluon.jit
-def _repeated(scales, selector):
-    """One byte of each scale word, four times."""
-    return gl.inline_asm_elementwise(REPEAT, "=r,r,r", [scales, selector], dtype=gl.int32, is_pure=True, pack=1)
+def _tables_of(scales, number):
+    """``tables`` of byte ``number`` of each scale word."""
+    byte = gl.inline_asm_elementwise(
+        BYTE, "=r,r,r", [scales, number + 0x4440], dtype=gl.int32, is_pure=True, pack=1
+    )  # 4 is a byte of zeros
+    return tables(byte)
 
 
 @gluon.jit
@@ -106,11 +109,10 @@ def _operand(weights, scales, OPERAND: gl.constexpr, WORDS: gl.constexpr):
         w = gl.convert_layout(gl.reshape(weights.load(FLAT), (M, 2, 32)), PARTS, assert_trivial=True)
         half = gl.expand_dims(gl.expand_dims(gl.arange(0, 2, gl.SliceLayout(0, gl.SliceLayout(2, PARTS))), 0), 2)
         s = gl.expand_dims(gl.expand_dims(scales, 1), 2)
-        first = _repeated(s, half * 0x1111)
-        second = _repeated(s, half * 0x1111 + 0x2222)
+        low0, high0 = _tables_of(s, half)
+        low1, high1 = _tables_of(s, half + 2)
         a, b = gl.inline_asm_elementwise(
-            DECODE, CONSTRAINTS,
-            [w, first + 0x0C080000, first + 0x1C181410, second + 0x0C080000, second + 0x1C181410],
+            DECODE, CONSTRAINTS, [w, low0, high0, low1, high1],
             dtype=(gl.float8e4nv, gl.float8e4nv), is_pure=True, pack=4,
         )  # fmt: skip
         both = gl.reshape(gl.join(a, b), (M, 4, 4, 4, 2))  # row, thread, word, column of the word, half
