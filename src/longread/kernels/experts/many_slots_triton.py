@@ -15,7 +15,6 @@ from longread.kernels.experts.slots_triton import Slots
 
 BLOCK = tl.constexpr(128)  # slots of the widest tile
 SPARE = tl.constexpr(32)  # what a last block must exceed, or the one before gives it as many
-ALIGNED = 16  # an expert's share starts at a multiple of it
 
 
 @triton.jit(do_not_specialize=["most"])
