@@ -239,8 +239,6 @@ def experts(bench: Bench) -> None:
             bench.add("experts", f"T={t} ({distinct} of {e})", list(runs), size, "copy")
             continue
         bench.add("experts", f"T={t}", runs[0], 6.0 * t * k * d * f, "fp8")
-        run = partial(ops.experts, u, q, *routed[0], w, 10.0, shared, way="expanded")
-        bench.add("experts expanded", f"T={t}", run, 6.0 * t * k * d * f, "fp8")
 
 
 def chunk_at(start: int, t: int, pages: int) -> Chunk:

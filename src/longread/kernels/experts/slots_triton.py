@@ -12,8 +12,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from longread.kernels.cache_rows.triton import exponents, powers
-
 SORTED = 256  # pairs ranked by one program
 AT_ONCE = 512  # pairs up to which one program does everything (a decode step: one launch instead of three)
 
@@ -65,40 +63,38 @@ def _all_at_once(ids, order, where, block_expert, ends, count, blocks, slots,
     tl.store(block_expert + slot // BT, mine, mask=real & (rank % BT == 0))
 
 
-@triton.jit(do_not_specialize=["count"])
-def _count(ids, counts, count, EXPERTS: tl.constexpr, P: tl.constexpr, STEP: tl.constexpr):
+@triton.jit(do_not_specialize=["count", "blocks", "slots"])
+def _count(ids, counts, order, block_expert, count, blocks, slots,
+           EXPERTS: tl.constexpr, P: tl.constexpr, STEP: tl.constexpr, CLEARED: tl.constexpr):  # fmt: skip
+    """counts int32 [parts, EXPERTS]: pairs of each part of each expert. What _place may leave out becomes -1."""
     part = tl.program_id(0)
+    nothing = tl.full((CLEARED,), -1, tl.int32)
+    for at in range(part * CLEARED, slots, tl.num_programs(0) * CLEARED):
+        index = at + tl.arange(0, CLEARED)
+        tl.store(order + index, nothing, mask=index < slots)
+        tl.store(block_expert + index, nothing, mask=index < blocks)
     total = _histogram(ids, part * P, count, P, STEP, EXPERTS)
     tl.store(counts + part * EXPERTS + tl.arange(0, EXPERTS), total)
 
 
 @triton.jit(do_not_specialize=["parts"])
-def _starts(counts, ends, parts, E: tl.constexpr, EXPERTS: tl.constexpr, BT: tl.constexpr, STEP: tl.constexpr,
-            PARTS: tl.constexpr):  # fmt: skip
+def _starts(counts, ends, parts, E: tl.constexpr, EXPERTS: tl.constexpr, BT: tl.constexpr, STEP: tl.constexpr):
     """counts int32 [parts, EXPERTS] -> the first slot of each part's share of each expert, in place; ends [E]."""
     expert = tl.arange(0, EXPERTS)
     part = tl.arange(0, STEP)
     total = tl.zeros((EXPERTS,), dtype=tl.int32)
-    for at in range(0, PARTS, STEP):
+    for at in range(0, parts, STEP):
         here = counts + (at + part)[:, None] * EXPERTS + expert[None, :]
         total += tl.sum(tl.load(here, mask=(at + part < parts)[:, None], other=0), 0)
     padded = (total + BT - 1) // BT * BT
     end = tl.cumsum(padded, 0)
     tl.store(ends + expert, end, mask=expert < E)
     start = end - padded
-    for at in range(0, PARTS, STEP):
+    for at in range(0, parts, STEP):
         here = counts + (at + part)[:, None] * EXPERTS + expert[None, :]
         some = tl.load(here, mask=(at + part < parts)[:, None], other=0)
         tl.store(here, start[None, :] + tl.cumsum(some, 0) - some, mask=(at + part < parts)[:, None])
         start += tl.sum(some, 0)
-
-
-@triton.jit(do_not_specialize=["blocks", "slots"])
-def _clear(order, block_expert, blocks, slots, P: tl.constexpr):
-    index = tl.program_id(0) * P + tl.arange(0, P)
-    nothing = tl.full((P,), -1, tl.int32)
-    tl.store(order + index, nothing, mask=index < slots)
-    tl.store(block_expert + index, nothing, mask=index < blocks)
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -142,12 +138,11 @@ class Slots:
             return
         parts = triton.cdiv(pairs, SORTED)
         counts = ids.new_empty(parts, wide)
-        _clear[(triton.cdiv(self.count, 1024),)](self.order, self.block_expert, self.blocks, self.count, P=1024)
-        _count[(parts,)](ids, counts, pairs, EXPERTS=wide, P=SORTED, STEP=16, num_warps=4)
-        _starts[(1,)](
-            counts, self.ends, parts, E=experts, EXPERTS=wide, BT=block, STEP=16,
-            PARTS=max(16, triton.next_power_of_2(parts)), num_warps=8,
+        _count[(parts,)](
+            ids, counts, self.order, self.block_expert, pairs, self.blocks, self.count,
+            EXPERTS=wide, P=SORTED, STEP=16, CLEARED=1024, num_warps=4,
         )  # fmt: skip
+        _starts[(1,)](counts, self.ends, parts, E=experts, EXPERTS=wide, BT=block, STEP=32, num_warps=8)
         _place[(parts,)](
             ids, counts, self.ends, self.order, self.where, self.block_expert, pairs,
             EXPERTS=wide, P=SORTED, BT=block, STEP=16, num_warps=8,
@@ -175,67 +170,6 @@ def one_scale(values: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
     _one_scale[(tokens,)](
         values, scales, out, factors, values.stride(0), scales.stride(0), scales.stride(1),
         K=width, WIDE=triton.next_power_of_2(width), num_warps=4,
-    )  # fmt: skip
-    return out, factors
-
-
-@triton.jit
-def _rows_to_fp8(h, ends, out, factors, limit, E: tl.constexpr, F: tl.constexpr, WIDE: tl.constexpr,
-                 GATE: tl.constexpr, LIMITED: tl.constexpr):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    if row >= tl.load(ends + E - 1):
-        return
-    at = tl.arange(0, WIDE)
-    if GATE:
-        g = tl.load(h + row * 2 * F + at, mask=at < F, other=0.0).to(tl.float32)
-        u = tl.load(h + row * 2 * F + F + at, mask=at < F, other=0.0).to(tl.float32)
-        if LIMITED:
-            g = tl.minimum(g, limit, propagate_nan=tl.PropagateNan.ALL)
-            u = tl.clamp(u, -limit, limit, propagate_nan=tl.PropagateNan.ALL)
-        x = g / (1.0 + tl.exp(-g)) * u
-    else:
-        x = tl.load(h + row * F + at, mask=at < F, other=0.0).to(tl.float32)
-    scale = powers(exponents(tl.max(tl.abs(x), 0)))
-    tl.store(out + row * F + at, (x / scale).to(tl.float8e4nv), mask=at < F)
-    tl.store(factors + row, scale)
-
-
-def rows_to_fp8(h: Tensor, ends: Tensor, limit: float | None, gate: bool) -> tuple[Tensor, Tensor]:
-    """Hidden rows of slots -> (e4m3 [slots, F], float32 [slots], one scale a row). Slots not in use stay unwritten.
-
-    gate: h is [slots, 2F], the products of gate and up, and is put through silu and limit first; else it is [slots, F].
-    """
-    slots, width = h.shape[0], h.shape[1] // (2 if gate else 1)
-    out = torch.empty(slots, width, dtype=torch.float8_e4m3fn, device=h.device)
-    factors = torch.empty(slots, dtype=torch.float32, device=h.device)
-    _rows_to_fp8[(slots,)](
-        h, ends, out, factors, 0.0 if limit is None else limit, E=ends.shape[0], F=width,
-        WIDE=triton.next_power_of_2(width), GATE=gate, LIMITED=limit is not None, num_warps=4,
-    )  # fmt: skip
-    return out, factors
-
-
-@triton.jit
-def _gathered(x, xs, order, ends, out, factors, x_row, E: tl.constexpr, K: tl.constexpr, WIDE: tl.constexpr,
-              TOP_K: tl.constexpr):  # fmt: skip
-    slot = tl.program_id(0).to(tl.int64)
-    if slot >= tl.load(ends + E - 1):
-        return
-    pair = tl.load(order + slot)
-    token = (tl.maximum(pair, 0) // TOP_K).to(tl.int64)
-    at = tl.arange(0, WIDE)
-    there = (at < K) & (pair >= 0)
-    tl.store(out + slot * K + at, tl.load(x + token * x_row + at, mask=there, other=0), mask=at < K)
-    tl.store(factors + slot, tl.load(xs + token))
-
-
-def gathered(x: Tensor, scales: Tensor, slots: Slots, top_k: int) -> tuple[Tensor, Tensor]:
-    """Tokens' rows (e4m3 [T, K], float32 [T]) in the order of slots; a slot without a pair is a row of zeros."""
-    out = torch.empty(slots.count, x.shape[1], dtype=x.dtype, device=x.device)
-    factors = scales.new_empty(slots.count)
-    _gathered[(slots.count,)](
-        x.view(torch.uint8), scales, slots.order, slots.ends, out.view(torch.uint8), factors, x.stride(0),
-        E=slots.ends.shape[0], K=x.shape[1], WIDE=triton.next_power_of_2(x.shape[1]), TOP_K=top_k, num_warps=4,
     )  # fmt: skip
     return out, factors
 
