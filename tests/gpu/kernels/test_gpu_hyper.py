@@ -76,7 +76,7 @@ def test_enter(tokens: int, d: int, first: bool, device: str) -> None:
 
 
 @pytest.mark.parametrize("first", [True, False])
-@pytest.mark.parametrize("tokens, d", [(33, 128), (70, 192)])
+@pytest.mark.parametrize("tokens, d", [(33, 128), (70, 384)])
 def test_the_kernels_of_many_tokens(
     tokens: int, d: int, first: bool, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

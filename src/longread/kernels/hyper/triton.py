@@ -50,7 +50,7 @@ TILES: dict[int, Tile] = {
     1023: Tile(32, 64, 2, 8, 2, 8),
     1 << 62: Tile(64, 32, 16, 8, 3, 4),
 }
-TAKE_IN_MANY = Tile(64, 32, 16, 8, 2, 4)  # of MANY tokens, where they come in their order
+TAKE_IN_MANY = Tile(32, 64, 8, 8, 2, 4)  # of MANY tokens, where they come in their order
 TAKE_IN_REGISTERS = 128  # of a thread: two programs share a multiprocessor
 WEIGH_MANY = 32  # tokens of a program
 

@@ -23,7 +23,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 H, D = 64, 128  # heads, channels
 NQ, M = 2, 64  # queries and rows of a product
 QUERIES, STEP = 2 * NQ, 2 * M  # queries of a program, rows of a step
-WARPS, STAGES = 4, 3
+WARPS, STAGES = 4, 4
 
 
 def serves(q: Tensor) -> bool:

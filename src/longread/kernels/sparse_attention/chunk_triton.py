@@ -16,7 +16,7 @@ from longread.kernels.fallback import fallback
 from longread.kernels.fp8.ref import Quantised
 from longread.kernels.fp8.triton import turn_back
 from longread.kernels.places import Chunk
-from longread.kernels.sparse_attention import chunk_gluon, chunk_roles_gluon
+from longread.kernels.sparse_attention import chunk_gluon
 from longread.kernels.sparse_attention import device_ref as ref
 from longread.kernels.sparse_attention.prologue_triton import LOG2E, normalised
 from longread.kernels.sparse_attention.results import parts, result
@@ -36,7 +36,6 @@ CONFIGS: dict[int, Config] = {  # by D
 }
 MAX_HEADS = 64  # of a program
 HOPPER = True  # whether ``chunk_gluon`` takes what it can; False: this file's kernel, to compare
-BY_ROLES = False  # whether ``chunk_roles_gluon`` does it then
 
 
 def chunk_turned(
@@ -56,8 +55,7 @@ def chunk_turned(
     chosen = None if chosen is None else chosen.contiguous()
     if HOPPER and _hopper(q, window):
         out = result(q, quantised)
-        by_hand = chunk_roles_gluon if BY_ROLES and window >= chunk_roles_gluon.LEAST_WINDOW else chunk_gluon
-        by_hand.launch(q, eps, cos, sin, sink, scale, slab, rows, chosen, ratio, where.positions, *parts(out))
+        chunk_gluon.launch(q, eps, cos, sin, sink, scale, slab, rows, chosen, ratio, where.positions, *parts(out))
         return out
     o = q.new_empty(tokens, heads, d)
     block = max(16, min(MAX_HEADS, triton.next_power_of_2(heads)))
@@ -71,7 +69,8 @@ def chunk_turned(
 
 def _hopper(q: Tensor, window: int) -> bool:
     _, heads, d = q.shape
-    fits = d == chunk_gluon.D and heads % chunk_gluon.BM == 0 and window % chunk_gluon.BN == 0
+    whole = heads % chunk_gluon.BM == 0 and window % chunk_gluon.BN == 0
+    fits = d == chunk_gluon.D and whole and window >= chunk_gluon.LEAST_WINDOW
     return fits and q.is_cuda and torch.cuda.get_device_capability(q.device)[0] == 9
 
 

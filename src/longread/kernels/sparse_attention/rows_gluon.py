@@ -1,9 +1,9 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
 """V4's decode attention over packed rows on Hopper at head_dim 512: parts of ``rows_triton`` for 64 heads at a time.
 
-As ``chunk_gluon``: queries and two tiles of keys in shared memory, scores split over the warpgroups by keys, results by
-channels. A tile's packed bytes are asked for while the scores of the tile before it are computed, wait in registers,
-and become numbers in the other buffer while the tensor cores work on the results.
+Queries and two tiles of keys are in shared memory, scores are split over the warpgroups by keys, results by channels.
+A tile's packed bytes are asked for while the scores of the tile before it are computed, wait in registers, and become
+numbers in the other buffer while the tensor cores work on the results.
 """
 
 from typing import Any
@@ -17,8 +17,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from longread.kernels.overlap import begin, overlap, ready
-from longread.kernels.sparse_attention.chunk_gluon import queries_ready
 
+LOG2E = gl.constexpr(1.4426950408889634)
 D, ROPE, WIDTH, BM, BN, WARPS = 512, 64, 584, 64, 64, 8
 PROGRAMS = 132  # how many the keys are split for: one fits on an SM
 
@@ -26,6 +26,23 @@ PROGRAMS = 132  # how many the keys are split for: one fits on an SM
 def launch(grid: tuple[int, int, int], given: tuple[Any, ...], sizes: tuple[Any, ...]) -> None:
     """given, sizes: the arguments of ``_part`` from q to splits, and from WINDOW to PER_PAGE."""
     _part[grid](*given, *sizes, BM, BN, num_warps=WARPS, **overlap())
+
+
+@gluon.jit
+def _queries_ready(
+    raw, cos, sin, eps, scale, BM: gl.constexpr, D: gl.constexpr, PAIRS: gl.constexpr, COPY: gl.constexpr
+):
+    """Queries [BM, D] normalised, rotated, times scale * log2(e)."""
+    PAIR: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [8, 1], [1, 0])
+    wide = raw.to(gl.float32)
+    factor = gl.rsqrt(gl.sum(wide * wide, 1) / D + eps) * (scale * LOG2E)
+    pair = gl.arange(0, D // 2, gl.SliceLayout(0, PAIR)) - (D // 2 - PAIRS)
+    c = gl.expand_dims(gl.load(cos + pair, mask=pair >= 0, other=1.0), 0)
+    s = gl.expand_dims(gl.load(sin + pair, mask=pair >= 0, other=0.0), 0)
+    even, odd = gl.split(gl.reshape(wide * gl.expand_dims(factor, 1), (BM, D // 2, 2)))
+    even, odd = gl.convert_layout(even, PAIR), gl.convert_layout(odd, PAIR)
+    turned = gl.join(even * c - odd * s, even * s + odd * c)
+    return gl.convert_layout(gl.reshape(turned, (BM, D)), COPY).to(gl.bfloat16)
 
 
 @gluon.jit
@@ -126,7 +143,7 @@ def _part(
     bits, turned, powers = _taken(ring, store, entry, split < WINDOW // BN, D, ROPE, WIDTH, BN, PACK)
     entry = _entry(mine, slot, split + splits, tiles, position, count, WINDOW, RATIO, CHOSEN, PER_PAGE, BN, KEY)
     angles = token * (ROPE // 2)
-    queries.store(queries_ready(raw, cos + angles, sin + angles, eps, scale, BM, D, ROPE // 2, COPY))
+    queries.store(_queries_ready(raw, cos + angles, sin + angles, eps, scale, BM, D, ROPE // 2, COPY))
     keys.index(0).store(_unpack(bits, turned, powers, D, ROPE, BN, PACK))
 
     peak = gl.full([BM], -1e30, gl.float32, gl.SliceLayout(1, SCORES))  # finite, so that no keys are no NaN
