@@ -16,12 +16,15 @@ OVERLAP: dict[str, bool] = {"on": not INTERPRETED}
 # Tokens up to which starting early pays. More make kernels of many programs, whose last still need the room that the
 # next kernel's first would wait in: the products of a V4 layer took 105 us instead of 98 for 32 tokens (H200).
 MOST = 8
+# When the next kernel may be scheduled, the ``PDL`` of a kernel: from its start, from behind its wait, or as it ends.
+FIRST, WAITED, LAST = 1, 2, 3
+PLACE = WAITED
 
 
 @triton.jit
 def begin(PDL: tl.constexpr):
-    """The next kernel may be scheduled from now on, where there is room for it."""
-    if PDL:
+    """The kernel has started."""
+    if PDL == 1:
         gdc_launch_dependents()
 
 
@@ -30,9 +33,16 @@ def ready(PDL: tl.constexpr):
     """Everything launched before this kernel is finished, and its results are there."""
     if PDL:
         gdc_wait()
+    if PDL == 2:
+        gdc_launch_dependents()
 
 
-def overlap(tokens: int = 1) -> dict[str, bool]:
-    """Launch arguments of such a kernel, which has a constexpr ``PDL``."""
-    on = OVERLAP["on"] and not INTERPRETED and tokens <= MOST
-    return {"PDL": True, "launch_pdl": True} if on else {"PDL": False}
+def overlap(tokens: int = 1, early: bool = True) -> dict[str, int]:
+    """Launch arguments of such a kernel, which has a constexpr ``PDL``.
+
+    early: whether the next one may start before this one ends; not where all its programs do not fit on the card at
+    once, or where they run for long: what starts early would hold room that they need.
+    """
+    if not OVERLAP["on"] or INTERPRETED or tokens > MOST:
+        return {"PDL": 0}
+    return {"PDL": PLACE if early else LAST, "launch_pdl": True}

@@ -21,7 +21,6 @@ from longread.kernels.indexer import ref as indexer
 from longread.kernels.places import Chunk, Rows
 from longread.kernels.sparse_attention import device_ref as sparse_attention
 from longread.kernels.window import ref as window
-from longread.models.beside import NEVER, Beside
 from longread.models.native_step import Block, Turns
 from longread.models.native_weights import Loader, first_rows
 from longread.spec.model import ModelSpec
@@ -71,16 +70,14 @@ class NativeV4Attention:
         self._attend_rows = kernel(sparse_attention.rows_turned, device)
         self._attend_chunk = kernel(sparse_attention.chunk_turned, device)
 
-    def rows(self, given: Entered, where: Rows, turns: Turns, state: State, beside: Beside = NEVER) -> Tensor:
+    def rows(self, given: Entered, where: Rows, turns: Turns, state: State) -> Tensor:
         """One token of each of B sequences: given.u [B, D]. Returns [B, D]."""
         ring, (cos, sin) = state["window"][self.layer], turns.compressed if self.ratio else turns.plain
-        parts, weights = self._parts(given.u, turns, state, beside)
+        parts, weights = self._parts(given.u, turns, state)
         c_q, kv = self._latent_vectors(given, cos, sin, state)
-        with beside.fork():
-            self._layer_rows(parts, kv, ring, self.eps, where)
+        self._layer_rows(parts, kv, ring, self.eps, where)
         selects = self._selects(where.bound)
         queries = self._linear(c_q, self.w_query if selects else self.w_q)
-        beside.join()
         store, chosen = self._store(state), None
         if selects and weights is not None:
             index = self._index(queries, weights, cos, sin, state)
@@ -146,13 +143,12 @@ class NativeV4Attention:
         joined = self._linear(given.u if given.q is None else given.q, self.w_in)
         return self._latents(joined, self.q_norm, self.kv_norm, self.eps, cos, sin, self.quantised, packed)
 
-    def _parts(self, u: Tensor, turns: Turns, state: State, beside: Beside = NEVER) -> tuple[list[Part], Tensor | None]:
+    def _parts(self, u: Tensor, turns: Turns, state: State) -> tuple[list[Part], Tensor | None]:
         """What each compressor is given of u [T, D]; raw index weights [T, Hi] where there are."""
         parts: list[Part] = []
         if not self.ratio:
             return parts, None
-        with beside.fork():
-            pooled = self._linear(u, self.w_pool, torch.float32)
+        pooled = self._linear(u, self.w_pool, torch.float32)
         at = 0
         for c in self.compressors:
             kv, gate = pooled[:, at : at + c.width], pooled[:, at + c.width : at + 2 * c.width]

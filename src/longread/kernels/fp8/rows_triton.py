@@ -251,7 +251,7 @@ def by_vector(x: Tensor | Quantised, w: Weight, out: Tensor, config: dict[str, A
     block_n = max(1, min(BLOCK, int(numbers) // (blocks * BLOCK)))
     while block_n > 1 and triton.cdiv(height, block_n) * groups < config["fill"]:
         block_n //= 2
-    given = overlap()
+    given = overlap(early=False)  # EARLY says when the next kernel may start
     _vector[triton.cdiv(height, block_n), groups](
         rows, scales, matrix, factors, out, height, width, scales.stride(-1), factors.stride(-2),
         FP8=matrix.dtype == ref.FP8, EVEN=width % (blocks * BLOCK) == 0, STEPS=triton.cdiv(width, blocks * BLOCK),

@@ -34,7 +34,7 @@ class Tile:
 
 
 # By the largest number of tokens. One token: the projection's 1.6 MB are read by 128 programs at once.
-TILES: dict[int, Tile] = {16: Tile(16, 32, 4, 4), MOST: Tile(32, 32, 8, 4)}
+TILES: dict[int, Tile] = {16: Tile(16, 32, 4, 4), MOST: Tile(32, 64, 8, 4)}
 
 
 @triton.jit
@@ -235,7 +235,7 @@ def take_in(
     _take_in_few[(triton.cdiv(tokens, how.tokens), slices)](
         streams, out, y, post, a, rows, fn, part, tokens, hidden, 0 if y is None else y.stride(0),
         N=fn.shape[1], UPDATE=y is not None, GATHER=rows is not None, BT=how.tokens, BD=how.channels,
-        num_warps=how.warps, **overlap(),
+        num_warps=how.warps, **overlap(tokens),
     )  # fmt: skip
     return part
 
@@ -252,7 +252,7 @@ def finish(
         x, part, w.base, w.scale, gain, u, values, scales, part if post is None else post, part if a is None else a,
         hidden, eps, rms_eps, scales.stride(1),
         N=w.fn.shape[1], ITERS=iters, S=slices, S2=triton.next_power_of_2(slices), QUANTISE=q is not None,
-        BD=triton.next_power_of_2(hidden), num_warps=_tile(tokens).finish_warps, **overlap(),
+        BD=triton.next_power_of_2(hidden), num_warps=_tile(tokens).finish_warps, **overlap(tokens),
     )  # fmt: skip
 
 

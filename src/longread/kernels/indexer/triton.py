@@ -25,7 +25,7 @@ COLUMNS = {"chunk": 256}  # queries times heads of a tile
 ROWS = {"chunk": 64}  # index rows of a tile
 WARPS = {"queries": 4, "keys": 4, "chunk": 4, "rows": 4}
 STAGES = {"chunk": 3, "chunk16": 2, "rows": 3}  # 16-bit tiles: two programs just fit a multiprocessor's shared memory
-PROGRAMS = {"chunk": 2112, "rows": 528}  # of a launch, about: some waves of what 132 multiprocessors hold at once
+PROGRAMS = {"chunk": 2112, "rows": 792}  # of a launch, about: some waves of what 132 multiprocessors hold at once
 SCRATCH_BYTES = 256 << 20  # of logits
 HOPPER = True  # whether ``score_gluon`` takes what it can; False: this file's kernel, to compare
 
@@ -94,7 +94,7 @@ def queries(q: Tensor, w: Tensor, cos: Tensor, sin: Tensor, scale: float, quanti
             ROPE=rope,
             QUANTISED=quantised,
             num_warps=WARPS["queries"],
-            **overlap(),
+            **overlap(tokens),
         )
     return out, weights
 
@@ -400,7 +400,7 @@ def choose_rows(q: Tensor, w: Tensor, store: Tensor, where: Rows, top_k: int) ->
         PRUNED=how.pruned,
         STAGES=STAGES["rows"],
         num_warps=WARPS["rows"],
-        **overlap(),
+        **overlap(batch, early=False),
     )
     topk.best(logits, maxima, where.positions, where.tables, out, 0, batch, how, RATIO, per_page)
     return out

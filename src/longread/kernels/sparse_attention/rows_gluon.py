@@ -23,9 +23,9 @@ D, ROPE, WIDTH, BM, BN, WARPS = 512, 64, 584, 64, 64, 8
 PROGRAMS = 132  # how many the keys are split for: one fits on an SM
 
 
-def launch(grid: tuple[int, int, int], given: tuple[Any, ...], sizes: tuple[Any, ...]) -> None:
+def launch(grid: tuple[int, int, int], given: tuple[Any, ...], sizes: tuple[Any, ...], early: bool) -> None:
     """given, sizes: the arguments of ``_part`` from q to splits, and from WINDOW to PER_PAGE."""
-    _part[grid](*given, *sizes, BM, BN, num_warps=WARPS, **overlap())
+    _part[grid](*given, *sizes, BM, BN, num_warps=WARPS, **overlap(grid[0], early))
 
 
 @gluon.jit

@@ -24,9 +24,11 @@ from longread.kernels.sparse_attention.results import parts as values_and_scales
 from longread.kernels.sparse_attention.results import result
 from longread.spec.state import PAGE_TOKENS
 
-HEADS, TILE, PROGRAMS, WARPS = 16, 32, 264, 4  # of ``_part``: heads a program, keys at once, what keys are split for
+HEADS, PROGRAMS = 16, 264  # of ``_part``: heads a program, programs that keys are split for
+FEW, MORE = (16, 8), (32, 4)  # keys at once and warps of ``_part``, of fewer than MANY tiles and of more
 HOPPER = True  # whether ``rows_gluon`` takes what it can; False: this file's kernel, to compare
-MANY = 24  # tiles of 64 keys, of all sequences together, from which ``rows_gluon`` is the faster
+MANY = 8  # tiles of 64 keys, of all sequences together, from which ``rows_gluon`` is the faster
+SHORT = 1024  # rows of a store up to which what follows ``_part`` may start before it ends
 PARTS = 16  # parts of a head that are read at once
 WIDE_BATCH = 8  # from how many sequences on a program combines all channels of a head, and not 128
 
@@ -38,7 +40,7 @@ def rows_turned(
     """See ``device_ref.rows_turned``. Scratch is splits * B * H * (d / 2 + 2) float32."""
     batch, heads, d = q.shape
     window, width, packed = ring.shape[1], ring.shape[2], ring.dtype == torch.uint8
-    plain = d & (d - 1) == 0 and 64 <= d <= 512 and window % TILE == 0 and q.stride()[1:] == (d, 1)
+    plain = d & (d - 1) == 0 and 64 <= d <= 512 and window % MORE[0] == 0 and q.stride()[1:] == (d, 1)
     if not plain or q.dtype != torch.bfloat16 or not (packed or ring.dtype == q.dtype) or (quantised and d % BLOCK):
         fallback(
             "sparse_attention.rows_turned", f"head_dim {d}, window {window}, {q.dtype}, {ring.dtype} or heads apart"
@@ -49,8 +51,10 @@ def rows_turned(
         most = min(most, chosen.shape[1])
     if store is None or not most:
         store, chosen, ratio, most = ring, None, 0, 0
-    hopper = HOPPER and packed and batch * (window + most) >= MANY * rows_gluon.BN and _hopper(q, ring, rope)
-    block, tile = (rows_gluon.BM, rows_gluon.BN) if hopper else (HEADS, TILE)
+    many = batch * (window + most) >= MANY * rows_gluon.BN
+    hopper = HOPPER and packed and many and _hopper(q, ring, rope)
+    tile, warps = MORE if many else FEW
+    block, tile = (rows_gluon.BM, rows_gluon.BN) if hopper else (HEADS, tile)
     groups, tiles = triton.cdiv(heads, block), window // tile + triton.cdiv(most, tile)
     splits = min(tiles, max(1, (rows_gluon.PROGRAMS if hopper else PROGRAMS) // (batch * groups)))
     splits = triton.cdiv(tiles, triton.cdiv(tiles, splits))
@@ -64,16 +68,18 @@ def rows_turned(
     )  # fmt: skip
     sizes = window, d, rope, width, ratio, chosen is not None, PAGE_TOKENS // ratio if ratio else 1
     if hopper:
-        rows_gluon.launch((batch, groups, splits), given, sizes)
+        rows_gluon.launch((batch, groups, splits), given, sizes, most <= SHORT)
     else:
-        _part[(batch, groups, splits)](*given, *sizes, packed, HEADS, TILE, num_warps=WARPS, num_stages=1, **overlap())
+        _part[(batch, groups, splits)](
+            *given, *sizes, packed, HEADS, tile, num_warps=warps, num_stages=1, **overlap(batch, most <= SHORT)
+        )
     out = result(q, quantised)
     values, scales = values_and_scales(out)
     channels = d if batch >= WIDE_BATCH or d < BLOCK else BLOCK
     _combine[(batch, heads, d // channels)](
         parts, sums[0], sums[1], sink, cos, sin, values, cos if scales is None else scales, splits,
         0 if scales is None else scales.stride(1), d, rope // 2, scales is not None, channels, PARTS, num_warps=4,
-        **overlap(),
+        **overlap(batch),
     )  # fmt: skip
     return out
 
