@@ -8,6 +8,7 @@ Programming Guide, "Programmatic Dependent Launch and Synchronization".
 """
 
 import triton
+import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 INTERPRETED: bool = triton.knobs.runtime.interpret
@@ -15,14 +16,14 @@ OVERLAP: dict[str, bool] = {"on": not INTERPRETED}
 
 
 @triton.jit
-def begin(PDL: triton.language.constexpr):
+def begin(PDL: tl.constexpr):
     """The next kernel may be scheduled from now on, where there is room for it."""
     if PDL:
         gdc_launch_dependents()
 
 
 @triton.jit
-def ready(PDL: triton.language.constexpr):
+def ready(PDL: tl.constexpr):
     """Everything launched before this kernel is finished, and its results are there."""
     if PDL:
         gdc_wait()

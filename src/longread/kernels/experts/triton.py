@@ -1,10 +1,12 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, untyped-decorator"
-"""Routed experts on Hopper: which of three ways a step's experts are computed, and their launches.
+"""Routed experts on Hopper: which of four ways a step's experts are computed, and their launches.
 
-Knows shapes and regimes; the kernels are in grouped_triton.py (products) and slots_triton.py (sorting, summing). No
-launch waits for the device: sizes are upper bounds, and programs behind the last block in use return at once.
+Knows shapes and regimes; the kernels are in few_triton.py, grouped_triton.py (products) and slots_triton.py (sorting,
+summing). No launch waits for the device: sizes are upper bounds, and programs behind the last block in use return at
+once.
 
-- fused, few tokens: blocks of 16 slots, hidden activations quantised per 64 columns in the first product's epilogue.
+- few tokens of quantised weights: few_triton.py.
+- fused, more tokens: blocks of 16 slots, hidden activations quantised per 64 columns in the first product's epilogue.
   Bound by reading the chosen experts' weights.
 - fused, many tokens: blocks of 64 or 128 slots; activations have one scale a row, so that nothing but an addition is
   left between tensor-core products.
@@ -20,6 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from longread.kernels.experts import few_triton as few
 from longread.kernels.experts import ref
 from longread.kernels.experts.grouped_triton import grouped
 from longread.kernels.experts.ref import ExpertWeights, prepare
@@ -100,6 +103,8 @@ def experts(
     if way == "expanded" and w.kind == "fp4_words":
         assert q is not None  # made above
         return _expanded(q, ids, weights, w, limit, shared)
+    if config is None and q is not None and few.fits(q, w):
+        return few.experts(q, ids, weights, w, limit, shared)
     if config is None:
         config = choose(w.kind, ids.numel(), w.w13.shape[0])
     slots = Slots(ids, w.w13.shape[0], config.block)
