@@ -103,7 +103,7 @@ class Few:
     rows2: int = 32
     pairs: int = 8
     ahead1: int = 4
-    ahead2: int = 3
+    ahead2: int = 2
     fold: bool = True
     decode: str = "cvt"
     scanned: int = 128
@@ -322,7 +322,7 @@ def _members(ids, order, block_expert, block, pairs, SINGLE: tl.constexpr, SORTE
     return expert, pair
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs", "xs_group"])
 def _first(
     x, xs, w, s, r, ids, order, block_expert, hidden, pairs, limit, x_row, xs_row, xs_group,
     F: tl.constexpr, K: tl.constexpr, TOP_K: tl.constexpr, KIND: tl.constexpr, LIMITED: tl.constexpr,
@@ -383,7 +383,7 @@ def _unrouted(ids, shared, out, block, column, shared_row, D: tl.constexpr, TOP_
     tl.store(out + token * D + column, value.to(out.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs"])
 def _second(
     hidden, w, s, r, ids, order, block_expert, y, weights, shared, out, counters, pairs, shared_row,
     D: tl.constexpr, F: tl.constexpr, TOP_K: tl.constexpr, KIND: tl.constexpr, ASM: tl.constexpr,

@@ -62,7 +62,7 @@ def _best_of_groups(choice, R: tl.constexpr, GROUPS: tl.constexpr, EACH: tl.cons
 
 @triton.jit(do_not_specialize=["tokens", "vocabulary"])
 def _route(
-    logits, bias, positions, table, token_ids, ids, weights, tokens, vocabulary, scale, logits_row, logits_part,
+    logits, bias, positions, table, token_ids, ids, weights, tokens, vocabulary, scale,
     E: tl.constexpr, WIDE: tl.constexpr, K: tl.constexpr, KW: tl.constexpr, R: tl.constexpr, SCORING: tl.constexpr,
     BIASED: tl.constexpr, TABLE: tl.constexpr, NORMALISE: tl.constexpr, GROUPS: tl.constexpr, KEPT: tl.constexpr,
     BEST: tl.constexpr, DROPPED: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr,
@@ -73,10 +73,10 @@ def _route(
     expert = tl.arange(0, WIDE)[None, :]
     known = expert < E
     inside = (row < tokens)[:, None] & known
-    at = logits + row.to(tl.int64)[:, None] * logits_row + expert
+    at = logits + row.to(tl.int64)[:, None] * E + expert
     x = tl.load(at, mask=inside, other=0.0)
     for part in tl.static_range(1, PARTS):
-        x += tl.load(at + part * logits_part, mask=inside, other=0.0)
+        x += tl.load(at + part * tokens * E, mask=inside, other=0.0)
     if SCORING == "softmax":
         x = tl.where(known, x, float("-inf"))
         power = tl.exp(x - tl.max(x, 1)[:, None])
@@ -123,7 +123,7 @@ def _route(
     tl.store(weights + out, tl.where(real, weight * scale, 0.0), mask=stored)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def _logits(u, gate, out, tokens, u_row, E: tl.constexpr, D: tl.constexpr, BE: tl.constexpr, BT: tl.constexpr,
             BK: tl.constexpr, WIDEN: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     """Products of BK columns of BT tokens and BE experts, into out float32 [D / BK, tokens, E]."""
@@ -180,7 +180,7 @@ def route(
     rows = 1 if tokens <= 1024 else 4
     _route[(triton.cdiv(tokens, rows),)](
         scores, bias if biased else scores, positions, table if table is not None else ids, token_ids, ids, weights,
-        tokens, table.shape[0] if table is not None else 0, moe.scale, scores.stride(1), scores.stride(0),
+        tokens, table.shape[0] if table is not None else 0, moe.scale,
         E=count, WIDE=wide, K=moe.top_k, KW=triton.next_power_of_2(moe.top_k), R=rows, SCORING=moe.scoring,
         BIASED=biased, TABLE=table is not None, NORMALISE=moe.normalise, GROUPS=moe.groups if grouped else 1,
         KEPT=moe.kept_groups, BEST=2 if moe.method == "noaux_tc" else 1,
