@@ -1,16 +1,21 @@
 """The engine on one GPU at real widths with random weights: [SCENARIO ...] [--model NAME] [--layers N] [--output FILE].
 
-In one process, one engine: cold first tokens and the time of each prefill chunk, warm first tokens from the device,
-decode at several batches and contexts, many distinct long prompts that must all be found again, and the gaps of a
-running decode while a long prompt is read. ``--profile`` adds each kernel's share of a chunk. Prompts are random ids.
-Device copy and host link are measured in the same run. Memory is told as planned and as torch counted it.
+In one process, one engine, in the order given: the first requests of all shapes, cold first tokens and the time of each
+prefill chunk, warm first tokens from the device, from pinned main memory and from a disk, decode at several batches and
+contexts, many distinct long prompts that must all be found again, and the gaps of a running decode while a long prompt
+is read. ``profile`` adds each kernel's share of a chunk. Prompts are random ids. Device copy, host link and disk are
+measured in the same run. Memory is told as planned and as torch counted it; kernels that are compiled once the engine
+is ready are counted.
 """
 
 import argparse
+import hashlib
 import json
+import os
 import random
 import statistics
 import sys
+import tempfile
 import time
 import traceback
 from array import array
@@ -22,9 +27,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import triton
 
 from longread.engine.engine import LocalEngine
 from longread.engine.load import load_engine
+from longread.kv.disk.store import DiskStore
+from longread.kv.host import HostArena
+from longread.kv.records import Layout
+from longread.kv.tensors import StateTensors
+from longread.kv.tiers import Tiers
+from longread.measure.probe_disk import measure_disk
 from longread.measure.result import this_commit, this_machine
 from longread.spec.config import EngineOptions
 from longread.spec.engine import FirstToken, GenerationRequest, SamplingParams, TokenEvent
@@ -32,6 +44,11 @@ from longread.spec.reduced import random_spec
 from longread.spec.state import PAGE_TOKENS, HashedTokens, hash_pages, state_groups
 
 KILO = 1024
+ANSWER = 8  # tokens of an answer
+EVICTED_AT_ONCE = 64  # pages, as a long prompt wins them
+FIRST_LENGTHS = (1, 2, 15, 17, 100, 255, 257, 511, 513, 700, 1100, 2047, 2049, 5000, 8191, 8193, 12000)
+FIRST_SUFFIXES = (1, 33, 200, 513, 3000)
+FIRST_BATCHES = (1, 2, 3, 8)
 
 
 def prompt(length: int, seed: int, vocab: int = 129280) -> tuple[int, ...]:
@@ -45,8 +62,10 @@ class Driver:
         self.engine = engine
         self.count = 0
         self.steps: list[float] = []
+        self.cold: dict[int, float] = {}  # first tokens of prompts of which nothing was cached, by their length
+        self.said: dict[str, list[int]] = {}
 
-    def submit(self, ids: Sequence[int], tokens: int) -> str:
+    def submit(self, ids: Sequence[int], tokens: int, **sampled: Any) -> str:
         """As the server does it: page identities are made beside the tokens, before the engine's clock starts."""
         self.count += 1
         prompt, root = tuple(ids), self.engine.info.cache_root
@@ -54,7 +73,7 @@ class Driver:
         data = array("i", prompt).tobytes()
         hashed = HashedTokens(root, data, hash_pages(root, data), min(prompt), max(prompt))
         self.hash_s = time.perf_counter() - start
-        sampling = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+        sampling = SamplingParams(**({"temperature": 0.0, "max_tokens": tokens, "ignore_eos": True} | sampled))
         self.engine.submit(GenerationRequest(f"r{self.count}", prompt, sampling, hashed))
         return f"r{self.count}"
 
@@ -62,6 +81,7 @@ class Driver:
         """Step until nothing is left (or ``until`` says so); the moments of each request's tokens."""
         moments: dict[str, list[float]] = {}
         self.firsts: dict[str, FirstToken] = {}
+        self.said = {}
         while self.engine.has_work():
             start = time.perf_counter()
             events = self.engine.step()
@@ -71,19 +91,22 @@ class Driver:
             for event in events:
                 if isinstance(event, TokenEvent):
                     moments.setdefault(event.request_id, []).append(now)
+                    self.said.setdefault(event.request_id, []).append(event.token_id)
                     if event.first:
                         self.firsts[event.request_id] = event.first
             if until is not None and until(moments):
                 break
         return moments
 
-    def ttft(self, ids: Sequence[int]) -> dict[str, Any]:
-        """One request to its first token: seconds, parts, reuse and the seconds of its steps."""
+    def ttft(self, ids: Sequence[int], tokens: int = 1) -> dict[str, Any]:
+        """One request: seconds to its first token, parts, reuse and the seconds of its steps."""
         self.steps = []
-        name = self.submit(ids, 1)
+        name = self.submit(ids, tokens)
         self.run()
         first = self.firsts[name]
         times, reuse = first.times, first.reuse
+        if times.prefill_tokens == len(ids):
+            self.cold[len(ids)] = times.first_token - times.arrived
         return {
             "tokens": len(ids),
             "ttft_s": times.first_token - times.arrived,
@@ -110,18 +133,72 @@ def warm(driver: Driver, args: argparse.Namespace) -> Any:
     return rows
 
 
+def first(driver: Driver, args: argparse.Namespace) -> Any:
+    """Requests of all shapes, each twice with other tokens: the first of a shape takes what the second does, if nothing
+    is prepared while the engine serves. To be run first.
+    """
+    rows: list[dict[str, Any]] = []
+    room = driver.engine.info.max_model_len - ANSWER
+
+    def twice(name: str, run: Callable[[int], object]) -> None:
+        worst = []
+        for turn in range(2):
+            driver.steps = []
+            run(10_000 * (turn + 1))
+            worst.append(max(driver.steps, default=0.0))
+        rows.append({"shape": name, "longest_step_s": worst})
+
+    def together(batch: int, seed: int, **sampled: Any) -> None:
+        for n in range(batch):
+            driver.submit(prompt(40 + 7 * n, seed + n), ANSWER, **sampled)
+        driver.run()
+
+    def beside(seed: int) -> None:
+        """A long prompt comes while another one is answered."""
+        runner = driver.submit(prompt(50, seed), 64)
+        driver.run(lambda moments: len(moments.get(runner, ())) > 4)
+        driver.submit(prompt(min(9000, room), seed + 1), ANSWER)
+        driver.run()
+
+    for length in FIRST_LENGTHS:
+        if length <= room:
+            twice(f"prompt of {length}", lambda seed, length=length: driver.ttft(prompt(length, seed), 2))
+    base = prompt(min(4096, room // 2), 9999)
+    driver.ttft(base)
+    for length in FIRST_SUFFIXES:
+        if len(base) + length <= room:
+            ask = lambda seed, length=length: driver.ttft([*base, *prompt(length, seed)], 2)  # noqa: E731
+            twice(f"suffix of {length}", ask)
+    for batch in FIRST_BATCHES:
+        twice(f"batch of {batch}", lambda seed, batch=batch: together(batch, seed))
+    twice("batch of 3, sampled", lambda seed: together(3, seed, temperature=0.7, top_p=0.9))
+    twice("batch of 2, log-probabilities", lambda seed: together(2, seed, logprobs=5))
+    twice("a long prompt beside a decode", beside)
+    excess = sorted(((row["longest_step_s"][0] - row["longest_step_s"][1], row["shape"]) for row in rows), reverse=True)
+    return {"compiled_so_far": len(args.compiled), "longest_excess_s": excess[:5], "rows": rows}
+
+
 def _all_began(names: Sequence[str], moments: dict[str, list[float]]) -> bool:
     return all(moments.get(name) for name in names)
 
 
 def decode(driver: Driver, args: argparse.Namespace) -> Any:
-    """TPOT: the median gap of tokens 8 to 64 of requests that run side by side."""
+    """TPOT: the median gap of 64 tokens of requests that run side by side, once all of them do."""
     rows = []
     for batch, length, seed in args.decodes:
-        names = [driver.submit([*prompt(length, seed + n), *prompt(8, 7 + n)], 64) for n in range(batch)]
-        driver.run(partial(_all_began, names))
+        prompts = [prompt(length, seed + n) for n in range(batch)]
+        for ids in prompts if batch > 1 else ():  # read beforehand, so that none ends before the last one begins
+            driver.ttft(ids)
+        names = [driver.submit([*ids, *prompt(8, 7 + n)], 64) for n, ids in enumerate(prompts)]
+        began = driver.run(partial(_all_began, names))
         moments = driver.run()
-        gaps = sorted(b - a for name in names for a, b in zip(moments[name][4:], moments[name][5:], strict=False))
+        last = max(began[name][0] for name in names)
+        gaps = sorted(
+            b - a
+            for name in names
+            for a, b in zip(moments[name], moments[name][1:], strict=False)
+            if a >= last  # and so not beside a prompt
+        )
         rows.append(
             {"batch": batch, "context": length, "tpot_ms": 1e3 * statistics.median(gaps), "p99_ms": 1e3 * gaps[-1]}
         )
@@ -148,8 +225,12 @@ def distinct(driver: Driver, args: argparse.Namespace) -> Any:
 
 
 def stall(driver: Driver, args: argparse.Namespace) -> Any:
-    """Gaps of one running decode while a long prompt is read, and what reading takes beside it."""
-    runner = driver.submit(prompt(2048, 900), 100_000)
+    """Gaps of one running decode while a long prompt is read, and what reading takes beside it and by itself."""
+    if args.book not in driver.cold:
+        driver.ttft(prompt(args.book, 902))
+    alone = driver.cold[args.book]
+    short = prompt(2048, 900)
+    runner = driver.submit(short, min(100_000, driver.engine.info.max_model_len - len(short)))
     driver.run(lambda moments: len(moments.get(runner, [])) >= 16)
     book = driver.submit(prompt(args.book, 901), 1)
     start = time.perf_counter()
@@ -162,10 +243,151 @@ def stall(driver: Driver, args: argparse.Namespace) -> Any:
     return {
         "book": args.book,
         "book_s": seconds,
+        "alone_s": alone,
+        "cost": seconds / alone - 1,
         "tokens_meanwhile": len(gaps),
         "gap_ms_p50_p90_p99": at,
         "worst_ms": gaps[-1] * 1e3,
     }
+
+
+def push_out(driver: Driver) -> dict[str, Any]:
+    """Win every page that nobody holds, as one more long prompt would; what was cached goes to the tiers below.
+
+    Seconds until the engine may go on (``issued_s``), and until the last byte has arrived (``saved_s``).
+    """
+    cache = driver.engine._core.cache
+    before, evicted = driver.engine.stats().host_cache_used_bytes, cache.pages_evicted
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    lease = cache.open(prompt(PAGE_TOKENS, 4321))
+    for pages in range(EVICTED_AT_ONCE, cache.pool.available + EVICTED_AT_ONCE, EVICTED_AT_ONCE):
+        cache.reserve(lease, min(pages, len(lease.pages) + cache.pool.available) * PAGE_TOKENS)
+    issued = time.perf_counter() - start
+    _tensors(driver).settle()
+    saved = time.perf_counter() - start
+    cache.close(lease)
+    moved, pages = driver.engine.stats().host_cache_used_bytes - before, cache.pages_evicted - evicted
+    return {
+        "pages": pages,
+        "bytes_to_host": moved,
+        "issued_s": issued,
+        "saved_s": saved,
+        "issued_us_a_page": 1e6 * issued / max(pages, 1),
+        "saved_B/s": moved / saved,
+    }
+
+
+def _tensors(driver: Driver) -> StateTensors:
+    store = driver.engine._core.cache._store
+    assert isinstance(store, StateTensors)
+    return store
+
+
+def _loaded(driver: Driver, ids: Sequence[int], tier: str) -> dict[str, Any]:
+    """One request whose prompt has to come from ``tier``: with the bytes that it brought and their rate."""
+    row = driver.ttft(ids)
+    del row["steps_s"]
+    tensors, tokens = _tensors(driver), row["reused"][("device", "host", "disk").index(tier)]
+    size = -(-tokens // PAGE_TOKENS) * tensors.page_bytes + tensors.ring_bytes
+    seconds = row["parts_s"].get(f"load_{tier}", 0.0)
+    return row | {"bytes": size, "load_s": seconds, "B/s": size / seconds if seconds else None}
+
+
+def _longest(driver: Driver, args: argparse.Namespace, seed: int) -> tuple[Callable[[int], list[int]], dict[str, Any]]:
+    """The longest prompt of ``cold`` with the n-th 32 other tokens behind it, and its first token from the device."""
+    at = max(range(len(args.lengths)), key=lambda i: args.lengths[i])
+    base = prompt(args.lengths[at], 10 + at)
+    driver.ttft(base)
+    ask = lambda n: [*base, *prompt(32, seed + n)]  # noqa: E731
+    return ask, _loaded(driver, ask(0), "device")
+
+
+def _digest(driver: Driver, ids: Sequence[int]) -> tuple[int, str]:
+    """Where a prompt would land on the device, and a hash of what lies there: of every 16th page, the last and the
+    rings.
+    """
+    cache, tensors = driver.engine._core.cache, _tensors(driver)
+    landing, found = cache._find(cache.chain(ids), partial=True), hashlib.blake2b()
+    whole = landing.whole()
+    page, ring = memoryview(bytearray(tensors.page_bytes)), memoryview(bytearray(tensors.ring_bytes))
+    for entry in [*whole[::16], *whole[-1:], *([landing.partial] if landing.partial else [])]:
+        tensors.read_page(entry.page, page, entry.length)
+        found.update(page)
+    if landing.at is not None and landing.at.snapshot is not None:
+        tensors.read_ring(landing.at.snapshot, ring)
+        found.update(ring)
+    return landing.tokens, found.hexdigest()
+
+
+def host(driver: Driver, args: argparse.Namespace) -> Any:
+    """The longest prompt out of the device and back from pinned main memory, twice (host_cache_size must hold it)."""
+    ask, before = _longest(driver, args, 5500)
+    was, rows = _digest(driver, ask(-1)), []
+    for n in (1, 2):
+        saved = push_out(driver)
+        row = _loaded(driver, ask(n), "host")
+        rows.append(row | {"saved": saved, "same_bytes": _digest(driver, ask(-1)) == was})
+    link = args.ceilings["host_to_device_B/s"]
+    return {"rows": rows, "device": before, "link_B/s": link, "share_of_link": max(r["B/s"] or 0 for r in rows) / link}
+
+
+def disk(driver: Driver, args: argparse.Namespace) -> Any:
+    """The longest prompt from a disk store, with nothing of it in main memory and then with all of it in the system's
+    cache of files. Leaves the engine without tiers.
+    """
+    with tempfile.TemporaryDirectory(dir=args.disk) as folder:
+        written, read, note = measure_disk(Path(folder), 2**30, 20.0)
+        _exchange_tiers(driver, Path(folder) / "store")
+        start = time.perf_counter()
+        ask, before = _longest(driver, args, 6600)  # which goes to the disk behind it
+        whole = driver.engine.flush(120.0)
+        spent = time.perf_counter() - start
+        was, rows = _digest(driver, ask(-1)), []
+        for n, source in ((1, "the disk"), (2, "the system's cache of files")):
+            push_out(driver)
+            if n == 1:
+                _forget_files(Path(folder))
+            row = _loaded(driver, ask(n), "disk")
+            rows.append({"from": source} | row | {"same_bytes": _digest(driver, ask(-1)) == was})
+        stats = driver.engine.stats()
+        assert driver.engine._tiers is not None
+        driver.engine._tiers.close()
+    return {
+        "rows": rows,
+        "device": before,
+        "disk_read_B/s": read,
+        "disk_write_B/s": written,
+        "share_of_disk": (rows[0]["B/s"] or 0) / read,
+        "note": note,
+        "written_bytes": stats.store_written_bytes,
+        "written_s": spent,
+        "written_whole": whole,
+        "errors": stats.store_errors,
+    }
+
+
+def _exchange_tiers(driver: Driver, folder: Path) -> None:
+    """A disk store and no host tier in place of what the engine began with: loading 30 layers anew takes minutes, and
+    a store from the beginning would be written beside every other measurement.
+    """
+    engine, core, tensors = driver.engine, driver.engine._core, _tensors(driver)
+    if engine._tiers is not None:
+        engine._tiers.close()
+    layout = Layout(engine.info.cache_root, engine.info.model, "bfloat16", tensors.page_bytes, tensors.ring_bytes)
+    store = DiskStore.open(folder, layout, max_bytes=32 * 2**30)
+    tiers = Tiers(core.cache, tensors, HostArena(tensors.page_bytes, tensors.ring_bytes, 0), store)
+    engine._tiers = engine._scheduler._tiers = tiers
+
+
+def _forget_files(folder: Path) -> None:
+    """Have the system forget what it holds of these files in memory."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            file = os.open(path, os.O_RDONLY)
+            os.fsync(file)
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(file)
 
 
 def profiled(driver: Driver, args: argparse.Namespace) -> Any:
@@ -187,7 +409,17 @@ def profiled(driver: Driver, args: argparse.Namespace) -> Any:
     return {"tokens": args.profile, "ttft_s": row["ttft_s"], "gpu_s": whole / 1e6, "kernels": table}
 
 
-SCENARIOS = {"cold": cold, "warm": warm, "decode": decode, "distinct": distinct, "stall": stall, "profile": profiled}
+SCENARIOS = {
+    "first": first,
+    "cold": cold,
+    "warm": warm,
+    "distinct": distinct,
+    "decode": decode,
+    "stall": stall,
+    "host": host,
+    "disk": disk,
+    "profile": profiled,
+}
 
 
 def ceilings() -> dict[str, float]:
@@ -235,14 +467,16 @@ def main() -> None:
     parser.add_argument("--distinct", type=int, default=128 * KILO)
     parser.add_argument("--book", type=int, default=512 * KILO)
     parser.add_argument("--profile", type=int, default=16 * KILO)
+    parser.add_argument("--disk", type=Path, help="folder on the disk that is measured (default: the temporary one)")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
+    args.ceilings, args.compiled = ceilings(), []
     document: dict[str, Any] = {
         "machine": asdict(this_machine(("torch", "triton"))),
         "gpu": torch.cuda.get_device_name(),
         "commit": this_commit(),
         "command": " ".join(sys.argv),
-        "ceilings": ceilings(),
+        "ceilings": args.ceilings,
     }
     extra = {name: int(v) if v.lstrip("-").isdigit() else v for name, v in (o.split("=", 1) for o in args.option)}
     start = time.perf_counter()
@@ -252,6 +486,7 @@ def main() -> None:
     document["ready_s"] = time.perf_counter() - start
     document["planned_bytes"], document["allocated_bytes"] = info.predicted_bytes, info.allocated_bytes
     document["pages"] = info.num_pages
+    triton.knobs.runtime.jit_post_compile_hook = lambda **given: args.compiled.append(given.get("repr"))
     print({k: v for k, v in document.items() if k != "machine"}, flush=True)
     for name in args.scenarios:
         start = time.perf_counter()
@@ -263,9 +498,10 @@ def main() -> None:
         print(name, f"{time.perf_counter() - start:.1f} s", json.dumps(document[name])[:1500], flush=True)
         document["peak_allocated"] = torch.cuda.max_memory_allocated()
         document["peak_reserved"] = torch.cuda.max_memory_reserved()
+        document["compiled_while_serving"] = args.compiled
         if args.output:
             args.output.write_text(json.dumps(document, indent=1) + "\n")
-    print("peak", document.get("peak_allocated"), "planned", info.predicted_bytes)
+    print("peak", document.get("peak_allocated"), "planned", info.predicted_bytes, "compiled", len(args.compiled))
 
 
 if __name__ == "__main__":

@@ -75,6 +75,10 @@ class Contents:
             rows += values[:valid] + [0] * (len(values) - valid)
         into[:] = array("q", rows).tobytes()
 
+    def read_pages(self, pages: Sequence[int], into: Sequence[memoryview], tokens: Sequence[int]) -> None:
+        for page, record, count in zip(pages, into, tokens, strict=True):
+            self.read_page(page, record, count)
+
     def write_page(self, page: int, data: memoryview) -> None:
         rows = data.cast("q").tolist()
         for grain, values in zip(self.grains, self.pages[page], strict=True):
@@ -83,6 +87,11 @@ class Contents:
     def write_pages(self, pages: Sequence[int], data: Sequence[memoryview]) -> None:
         for page, record in zip(pages, data, strict=True):
             self.write_page(page, record)
+
+    def begin_page(self, page: int, data: memoryview) -> None:
+        self.write_page(page, data)
+
+    def finish(self) -> None: ...
 
     def settle(self) -> None: ...
 

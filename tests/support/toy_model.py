@@ -5,15 +5,18 @@ or moved between pages; a wrong page, a stale slot or a lost snapshot changes th
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from longread.engine.core import Core
+from longread.engine.device_runner import DeviceRunner, Limits
 from longread.engine.engine import LocalEngine
 from longread.engine.runner import Runner
 from longread.engine.scheduler import Scheduler
+from longread.kernels.places import Chunk, Rows
 from longread.kv.cache import KVCache
 from longread.kv.host import HostArena
 from longread.kv.tensors import StateTensors
@@ -107,6 +110,54 @@ class ToyModel:
         return ((self.mix * (total % PRIME + 1)) % 1009).float() / 100
 
 
+class ToyDevice:
+    """The same as a device's runner launches it. ``rows_at``: (slot, position) of every row that was launched."""
+
+    def __init__(self, toy: ToyModel):
+        self.toy = toy
+        self.rows_at: list[tuple[int, int]] = []
+
+    def rows(self, token_ids: Tensor, where: Rows, state: Mapping[str, Tensor]) -> Tensor:
+        logits = torch.full((len(token_ids), VOCAB), float("nan"))
+        places = zip(token_ids.tolist(), where.positions.tolist(), where.slots.tolist(), strict=True)
+        for row, (token, position, slot) in enumerate(places):
+            if position >= 0:
+                self.rows_at.append((slot, position))
+                logits[row] = self._run(
+                    [token], Segment(slot, position, 1, 0, tuple(where.tables[row].tolist())), state
+                )
+        return logits
+
+    def chunk(
+        self,
+        token_ids: Tensor,
+        where: Chunk,
+        state: Mapping[str, Tensor],
+        last: bool | Tensor,
+        saves: Sequence[tuple[int, int, int]] = (),
+    ) -> Tensor:
+        start, count, slot, _ = where.meta.tolist()
+        kept = tuple((position, ring) for position, ring, _ in saves)
+        segment = Segment(slot, start, count, 0, tuple(where.table.tolist()), kept)
+        return self._run(token_ids[:count].tolist(), segment, state)[None]
+
+    def chunk_layers(self, *given: Any) -> Generator[None, None, Tensor]:
+        for _ in range(3):
+            yield
+        return self.chunk(*given)
+
+    def keep(self, slot: int, ring: int, state: Mapping[str, Tensor]) -> None:
+        for name in ("recent", "hash") if self.toy.rings else ():
+            state[name][:, ring] = state[name][:, slot]
+
+    def _run(self, tokens: list[int], segment: Segment, state: Mapping[str, Tensor]) -> Tensor:
+        self.toy.tokens_run += len(tokens)
+        self.toy._write(tokens, segment, state)
+        if self.toy.fail_on is not None and self.toy.fail_on in tokens:
+            raise RuntimeError("the toy model was told to fail")
+        return self.toy._logits(segment.end, segment.slot, segment.pages, state)
+
+
 def toy_engine(
     groups: tuple[StateGroup, ...] = RING_GROUPS,
     *,
@@ -121,8 +172,11 @@ def toy_engine(
     host_cache_size: int = 0,
     disk: Disk | None = None,
     slo: Slo | None = None,
+    device: bool = False,
 ) -> LocalEngine:
-    """A LocalEngine over the toy model and the real cache; no tokenizer, so no structured output."""
+    """A LocalEngine over the toy model and the real cache; no tokenizer, so no structured output. ``device``: with the
+    runner of a device, whose launches are done at once.
+    """
     store = StateTensors(groups, num_pages, max_num_seqs, num_snapshots, torch.float32)
     cache = KVCache(groups, root, num_pages, max_num_seqs, num_snapshots, store)
     info = EngineInfo(
@@ -149,6 +203,11 @@ def toy_engine(
         tiers=tiers,
         slo=slo,
     )
-    runner = Runner(model or ToyModel(groups), store.views)
+    toy = model or ToyModel(groups)
+    runner: Runner | DeviceRunner = Runner(toy, store.views)
+    if device:
+        limits = Limits(max_num_seqs, max_num_batched_tokens, info.max_request_tokens, VOCAB)
+        place = torch.device("cpu")
+        runner = DeviceRunner(ToyDevice(toy), store.views, limits, slots=max_num_seqs, device=place, graphs=False)
     draws = random.Random(0)
     return LocalEngine(Core(info, runner, cache, scheduler, groups, store.views, None, interval, draws, tiers))

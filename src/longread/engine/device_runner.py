@@ -16,9 +16,12 @@ from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from longread.engine.batch import Batch
@@ -46,7 +49,10 @@ Progress = Callable[[str, int, int], None]  # what is prepared, how many are, of
 
 
 class DeviceModel(Protocol):
-    """What is needed of a native model (models/native_v4.py)."""
+    """What is needed of a native model (models/native_v4.py, native_v3.py). ``starts``: where long chunks begin, before
+    ``end``, that between them meet what is planned for once a shape. ``abridged``: the model and its state with as few
+    layers as launch all that a long chunk does, each layer's buffers included.
+    """
 
     def rows(self, token_ids: Tensor, where: Rows, state: State) -> Tensor: ...
 
@@ -60,6 +66,10 @@ class DeviceModel(Protocol):
 
     def keep(self, slot: int, ring: int, state: State) -> None: ...
 
+    def starts(self, end: int) -> Sequence[int]: ...
+
+    def abridged(self, state: State) -> "tuple[DeviceModel, State]": ...
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -69,6 +79,15 @@ class Limits:
     max_num_batched_tokens: int
     max_model_len: int
     vocab: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """A launched step of decoding rows: where they are (int32 [B]), and their tokens, which are being chosen."""
+
+    positions: NDArray[np.int32]
+    slots: NDArray[np.int32]
+    choosing: Choosing
 
 
 class DeviceRunner:
@@ -116,7 +135,11 @@ class DeviceRunner:
             self._tables.update(batch.segments)
             singles = [s for s in batch.segments if s.length == 1]
             if singles:
-                self._decode(batch, singles)
+                self._run_rows(
+                    [batch.token_ids[s.offset] for s in singles],
+                    np.array([s.start for s in singles], dtype=np.int32),
+                    np.array([s.slot for s in singles], dtype=np.int32),
+                )
             where = {s.offset: i for i, s in enumerate(singles)}  # logits' row of a row of the batch
             chunks = [s for s in batch.segments if s.length > 1]
             free = len(singles)
@@ -131,6 +154,30 @@ class DeviceRunner:
             if order == list(range(len(order))):
                 return self._logits[: len(order)]
             return self._logits[order]
+
+    def decode(self, batch: Batch, rows: Sequence[SamplingState]) -> Decoding:
+        """Launch a batch of decoding rows alone, and the choice of their tokens by ``rows``, to be asked for its result
+        before anything else is launched but chunks' slices.
+        """
+        with torch.inference_mode():
+            self._tables.update(batch.segments)
+            positions = np.array([s.start for s in batch.segments], dtype=np.int32)
+            slots = np.array([s.slot for s in batch.segments], dtype=np.int32)
+            return self._decode(batch.token_ids, positions, slots, rows)
+
+    def go_on(self, before: Decoding, token_ids: Sequence[int], rows: Sequence[SamplingState]) -> Decoding:
+        """The same rows one position further, on the pages that they had; ``before`` is over, and what it chose are
+        their tokens now.
+        """
+        with torch.inference_mode():
+            return self._decode(token_ids, before.positions + np.int32(1), before.slots, rows)
+
+    def _decode(
+        self, token_ids: Sequence[int], positions: NDArray[np.int32], slots: NDArray[np.int32],
+        rows: Sequence[SamplingState],
+    ) -> Decoding:  # fmt: skip
+        self._run_rows(token_ids, positions, slots)
+        return Decoding(positions, slots, self._sampler.begin(self._logits[: len(rows)], rows, picked=True))
 
     def begin_chunks(self, batch: Batch) -> Slices:
         """The same for a batch of chunks that are computed slice by slice; other batches may run in between."""
@@ -170,14 +217,16 @@ class DeviceRunner:
         self._wait()
         if work:
             log.info(
-                "%d graphs and %d sizes of chunks are ready after %.1f s",
+                "%d graphs and %d kinds of chunks are ready after %.1f s",
                 len(self._captured),
                 len(work) - len(self._captured),
                 time.monotonic() - started,
             )
 
     def _eager_work(self) -> Iterator[tuple[str, Callable[[], object]]]:
-        """Long chunks: each size in a short context and in the longest, each bound at the smallest size."""
+        """Long chunks: each size in a short context and in the longest, each bound at the smallest size; and a layer of
+        each size behind contexts whose lengths it is planned by.
+        """
         eager = [size for size in self._sizes if size > GRAPH_CHUNKS[-1]]
         if not eager:
             return
@@ -187,6 +236,10 @@ class DeviceRunner:
         for size, bound in dict.fromkeys(pairs):
             if size <= bound:
                 yield "chunk", partial(self._rehearse, size, bound)
+        for before, size in pairwise(self._sizes):
+            room = self._longest - before if size in eager else 0  # shorter chunks have a smaller size
+            for start in self._model.starts(room) if room > 0 else ():
+                yield "shape", partial(self._begin, size, start)
 
     def _graph_work(self) -> Iterator[tuple[str, Callable[[], object]]]:
         """The largest first: the smaller ones find their buffers in the pool."""
@@ -199,24 +252,36 @@ class DeviceRunner:
 
     def _rehearse(self, size: int, bound: int) -> None:
         with torch.inference_mode():
+            model, state = self._model.abridged(self._state)
             self._stage_chunk((0,) * size, bound - size, 0)
             for last in (True, False):
                 save = bound - size + SAVE_STEP, 0, bound - size
-                self._model.chunk(*self._chunk_inputs(size, bound), self._state, last, (save,))
+                ids, where = self._chunk_inputs(size, bound, (bound - size, size))
+                model.chunk(ids, where, state, last, (save,))
 
-    def _decode(self, batch: Batch, singles: Sequence[Segment]) -> None:
-        """Logits of the one-token segments into the first rows of ``_logits``."""
-        count = len(singles)
+    def _begin(self, size: int, start: int) -> None:
+        """The first layer of a long chunk: the others meet the same shapes."""
+        with torch.inference_mode():
+            extent = start, min(size, self._longest - start)
+            self._stage_chunk((0,) * extent[1], start, 0)
+            ids, where = self._chunk_inputs(size, self._eager_bound(sum(extent)), extent)
+            layers = self._model.chunk_layers(ids, where, self._state, False)
+            next(layers, None)
+            layers.close()
+
+    def _run_rows(self, token_ids: Sequence[int], positions: NDArray[np.int32], slots: NDArray[np.int32]) -> None:
+        """Logits of one token each of B sequences into the first rows of ``_logits``; their tables are up to date."""
+        count = len(positions)
         size = self._buckets[bisect_left(self._buckets, count)]
         given = self._rows.begin()
-        given["ids"][:count] = [batch.token_ids[s.offset] for s in singles]
-        given["positions"][:count] = [s.start for s in singles]
-        given["slots"][:count] = [s.slot for s in singles]
-        given["ids"][count:size] = given["slots"][count:size] = 0
-        given["positions"][count:size] = -1
+        given["ids"][:count] = token_ids
+        given["positions"][:count] = positions
+        given["slots"][:count] = slots
+        if count < size:
+            given["ids"][count:size] = given["slots"][count:size] = 0
+            given["positions"][count:size] = -1
         self._rows.send()
-        bound = self._bounds[bisect_left(self._bounds, max(s.end for s in singles))]
-        self._run("rows", size, bound)
+        self._run("rows", size, self._bounds[bisect_left(self._bounds, int(positions.max()) + 1)])
 
     def _all_layers(self, batch: Batch, dropped: Set[int]) -> Generator[None, None, Tensor]:
         """All chunks of a batch; a row of zeros where one was dropped."""
@@ -256,7 +321,7 @@ class DeviceRunner:
         if size <= GRAPH_CHUNKS[-1]:
             self._run("chunk", size, self._bounds[bisect_left(self._bounds, piece.stop)])
             return self._last if last else None
-        ids, where = self._chunk_inputs(size, self._eager_bound(piece.stop))
+        ids, where = self._chunk_inputs(size, self._eager_bound(piece.stop), (piece.start, count))
         own = replace(where, meta=where.meta.clone())  # others may be staged before this one is done
         return (yield from self._model.chunk_layers(ids, own, self._state, last, piece.inside))
 
@@ -269,13 +334,13 @@ class DeviceRunner:
         given["ids"][: len(ids)] = ids
         self._chunk.send()
 
-    def _chunk_inputs(self, size: int, bound: int) -> tuple[Tensor, Chunk]:
-        """What was staged, padded to ``size``; made on the device."""
+    def _chunk_inputs(self, size: int, bound: int, extent: tuple[int, int] | None = None) -> tuple[Tensor, Chunk]:
+        """What was staged, padded to ``size``; made on the device. ``extent``: of what is launched once only."""
         meta, places = self._chunk.device["meta"], self._places[:size]
         inside = places < meta[1]
         positions = torch.where(inside, places + meta[0], -1)
         ids = torch.where(inside, self._chunk.device["ids"][:size], 0)
-        return ids, Chunk(meta, positions, self._tables.of(meta[2:3], pages_for(bound))[0], bound)
+        return ids, Chunk(meta, positions, self._tables.of(meta[2:3], pages_for(bound))[0], bound, extent)
 
     def _run(self, kind: str, size: int, bound: int) -> None:
         graph = self._captured.get((kind, size, bound))
@@ -285,7 +350,7 @@ class DeviceRunner:
             self._launch(kind, size, bound)
 
     def _launch(self, kind: str, size: int, bound: int) -> None:
-        """All that a graph does: from staged inputs to logits at their fixed place."""
+        """All that a graph does: from staged inputs to logits, and rows' greedy tokens, at their fixed places."""
         if kind == "chunk":
             logits = self._model.chunk(*self._chunk_inputs(size, bound), self._state, True)
             assert logits is not None
@@ -294,7 +359,9 @@ class DeviceRunner:
         given = self._rows.device
         slots = given["slots"][:size]
         where = Rows(given["positions"][:size], slots, self._tables.of(slots, pages_for(bound)), bound)
-        self._logits[:size].copy_(self._model.rows(given["ids"][:size], where, self._state))
+        logits = self._logits[:size]
+        logits.copy_(self._model.rows(given["ids"][:size], where, self._state))
+        self._sampler.pick(logits)
 
     def _graph(self, kind: str, size: int, bound: int) -> None:
         """Capture one; it runs twice before: the first run compiles, and may choose what the second one uses."""

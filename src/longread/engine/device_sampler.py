@@ -23,6 +23,7 @@ BLOCK_NUMBERS = 1 << 22  # logits that are worked on at a time, at most (but for
 # SplitMix64 (Steele, Lea, Flood 2014), with signed constants: products wrap around.
 GOLDEN, FIRST, SECOND = (c - 2**64 for c in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 MASK = 2**64 - 1
+INFINITY = float("inf")
 
 
 class DeviceSampler:
@@ -38,21 +39,31 @@ class DeviceSampler:
             device,
         )
         self._steps = torch.arange(1, vocab + 1, device=device) * GOLDEN  # int64 [vocab]
+        self._coming = Arrival(
+            {"token": (torch.int64, rows), "peak": (torch.float32, rows), "unsure": (torch.int32, rows)}, device
+        )
 
-    def begin(self, logits: Tensor, rows: Sequence[SamplingState]) -> "Choosing":
-        """Start to choose one token a row. ``logits``: float32 [R, vocab], not changed, and needed until ``result``."""
+    def pick(self, logits: Tensor) -> None:
+        """Write each row's largest logit and its token (the first of equals) to their fixed place: all that greedy
+        rows need, in one launch. ``logits``: float32 [R, vocab].
+        """
+        found, count = self._coming.device, logits.shape[0]
+        torch.max(logits, dim=-1, out=(found["peak"][:count], found["token"][:count]))
+
+    def begin(self, logits: Tensor, rows: Sequence[SamplingState], picked: bool = False) -> "Choosing":
+        """Start to choose one token a row. ``logits``: float32 [R, vocab], not changed, and needed until ``result``,
+        which comes before the next call. ``picked``: ``pick`` was launched on these rows, which others may follow.
+        """
         drawn = [i for i, row in enumerate(rows) if not row.greedy and not on_host(row)]
-        found = torch.zeros(3, len(rows), dtype=torch.int32, device=self._device)  # token, unsure, the peak's bits
-        if rows:
-            found[0].copy_(logits.argmax(dim=-1))
-            found[2].copy_(logits.amax(dim=-1).view(torch.int32))
+        if rows and not picked:
+            self.pick(logits)
         if drawn:
-            self._draw(logits, rows, drawn, found)
-        return Choosing(logits, rows, Arrival(found))
+            self._draw(logits, rows, drawn)
+        return Choosing(logits, rows, drawn, self._coming)
 
-    def _draw(self, logits: Tensor, rows: Sequence[SamplingState], drawn: Sequence[int], found: Tensor) -> None:
-        """Write tokens and whether they are unsure of the rows ``drawn`` into ``found``."""
-        given, params = self._staging.begin(), [rows[i].params for i in drawn]
+    def _draw(self, logits: Tensor, rows: Sequence[SamplingState], drawn: Sequence[int]) -> None:
+        """Write tokens of the rows ``drawn`` to their place, and whether they are unsure."""
+        found, given, params = self._coming.device, self._staging.begin(), [rows[i].params for i in drawn]
         n, vocab = len(drawn), logits.shape[1]
         for name, values, rest in (
             ("row", drawn, drawn[-1]),
@@ -71,8 +82,8 @@ class DeviceSampler:
             tokens, unsure = self._block_of(logits.index_select(0, own["row"]), own, *cuts)
             count = min(self._block, n - start)
             at = own["row"][:count]
-            found[0].index_copy_(0, at, tokens[:count].to(torch.int32))
-            found[1].index_copy_(0, at, unsure[:count].to(torch.int32))
+            found["token"].index_copy_(0, at, tokens[:count])
+            found["unsure"].index_copy_(0, at, unsure[:count].to(torch.int32))
 
     def _block_of(self, x: Tensor, own: dict[str, Tensor], floors: bool, cuts: bool) -> tuple[Tensor, Tensor]:
         """Tokens [B] and whether each is unsure. ``x``: float32 [B, vocab], changed. A column a row in ``own``."""
@@ -95,21 +106,25 @@ class DeviceSampler:
 
 
 class Choosing:
-    """Tokens on their way."""
+    """Tokens on their way. ``drawn``: which rows were drawn on the device."""
 
-    def __init__(self, logits: Tensor, rows: Sequence[SamplingState], coming: Arrival):
-        self._logits, self._rows, self._coming = logits, rows, coming
+    def __init__(self, logits: Tensor, rows: Sequence[SamplingState], drawn: Sequence[int], coming: Arrival):
+        self._logits, self._rows, self._drawn, self._coming = logits, rows, drawn, coming
+        self._number = coming.send()
+
+    def there(self) -> bool:
+        """Whether the device has chosen."""
+        return self._coming.there()
 
     def result(self) -> list[Sample]:
         """One sample a row; waits for the device."""
-        found = self._coming.wait()
-        tokens, unsure = found[0].tolist(), found[1].tolist()
-        peaks = found[2].view(torch.float32).tolist()
+        found, count = self._coming.wait(self._number), len(self._rows)
         chosen = [
-            Sample(token) if -float("inf") < peak < float("inf") else Sample(-1, error=no_choice(peak))
-            for token, peak in zip(tokens, peaks, strict=True)
+            Sample(token) if -INFINITY < peak < INFINITY else Sample(-1, error=no_choice(peak))
+            for token, peak in zip(found["token"][:count].tolist(), found["peak"][:count].tolist(), strict=True)
         ]
-        host = [i for i, row in enumerate(self._rows) if on_host(row) or unsure[i]]
+        unsure = found["unsure"]
+        host = [i for i, row in enumerate(self._rows) if on_host(row)] + [i for i in self._drawn if unsure[i]]
         if host:
             part = self._logits[host].to("cpu", torch.float32)
             for i, one in zip(host, sample(part, [self._rows[i] for i in host]), strict=True):

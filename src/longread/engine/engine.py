@@ -4,6 +4,10 @@ Knows requests and how a step is put together; must not know text, HTTP, checkpo
 schedule → gather → forward → choose → settle. All that touches the model lies between gather and choose; the caller's
 text work runs on another thread meanwhile, since torch releases the interpreter lock. Everything belongs to one thread,
 but ``validate``.
+
+On a device the order is another where a step's rows are the next one's, too: once its tokens are known and nobody has
+ended, the next is launched, and then the step is settled, while the device computes. No row runs ahead of its token.
+Whatever needs the rows' state as it is booked (a cancel, a session) has the launched step land first.
 """
 
 import logging
@@ -12,21 +16,19 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from torch import Tensor
-
+from longread.engine.ahead import Ahead
 from longread.engine.batch import gather
 from longread.engine.core import Core
 from longread.engine.device_runner import DeviceRunner
 from longread.engine.request import Request
 from longread.engine.sampler import Sample
-from longread.engine.sampling_state import SamplingState
 from longread.engine.scheduler import Schedule
 from longread.engine.sequence import Grant, Timeline
 from longread.engine.session import Session
 from longread.engine.underway import Underway
 from longread.kv.disk.store import DiskStore
 from longread.kv.explain import explain
-from longread.spec.engine import EngineInfo, EngineStats, Event, FinishReason, GenerationRequest, Standing
+from longread.spec.engine import EngineInfo, EngineStats, Event, FinishReason, GenerationRequest, Standing, TokenEvent
 from longread.spec.errors import InvalidRequestError
 from longread.spec.limits import check_request
 from longread.spec.reuse import MissReason
@@ -35,6 +37,7 @@ SLICE = 0.04  # seconds of a chunk's layers between two steps of decoding rows, 
 IDLE_WAIT = 0.005  # seconds a step waits for the I/O threads when it has nothing else: commands may be waiting, too
 
 log = logging.getLogger(__name__)
+Taken = tuple[Request, TokenEvent | None, FinishReason | None, str | None]  # as Request.accept says
 
 
 class LocalEngine:
@@ -54,6 +57,7 @@ class LocalEngine:
         self._misses: Counter[MissReason] = Counter()
         self._audit_due = False
         self._underway: Underway | None = None
+        self._ahead: Ahead | None = None
         self._scheduler.cost, self._scheduler.predicts = core.costs.cost, core.costs.known
 
     @property
@@ -77,8 +81,13 @@ class LocalEngine:
 
     def cancel(self, request_id: str) -> None:
         """End a request in any state; its event comes with the next step. Unknown and ended ids are ignored."""
-        if request_id in self._requests:
-            self._finish(self._requests[request_id], "cancelled")
+        request = self._requests.get(request_id)
+        if request is None:
+            return
+        if self._ahead is not None and request in self._ahead.requests:
+            self._land_ahead(without=request)
+        if request_id in self._requests:  # its step may have broken
+            self._finish(request, "cancelled")
 
     def has_work(self) -> bool:
         busy = self._tiers is not None and self._tiers.busy
@@ -98,6 +107,10 @@ class LocalEngine:
         self._audit_due = True
         if self._underway is not None:
             self._go_on(self._underway)
+        elif self._ahead is not None:
+            assert self._ahead.work is not None
+            known = not self._ahead.work.choosing.there()  # else the caller came late, which says nothing of the step
+            self._land_rows(self._ahead, learn=known)
         else:
             self._step()
         events, self._events = self._events, []
@@ -109,14 +122,93 @@ class LocalEngine:
         plan = self._scheduler.schedule()
         self._note(plan)
         runner, rows = self._core.runner, plan.decodes[0]
-        if isinstance(runner, DeviceRunner) and rows and runner.sliceable([g.length for g in plan.grants[rows:]]):
-            if self._run(plan.grants[:rows]):
-                self._learn(plan.decodes, (), time.perf_counter() - start)
+        if isinstance(runner, DeviceRunner) and rows == len(plan.grants) > 0:
+            self._decode(runner, plan)
+        elif isinstance(runner, DeviceRunner) and rows and runner.sliceable([g.length for g in plan.grants[rows:]]):
+            if self._decode(runner, plan, then_chunks=True):
                 self._begin(runner, plan.grants[rows:], plan.chunks)
         elif plan.grants and self._run(plan.grants):
             self._learn(plan.decodes, plan.chunks, time.perf_counter() - start)
         elif self._tiers is not None and not plan.grants and not self._events:
             self._tiers.wait(IDLE_WAIT)
+
+    def _decode(
+        self,
+        runner: DeviceRunner,
+        plan: Schedule,
+        *,
+        then_chunks: bool = False,
+        behind: Callable[[], None] | None = None,
+    ) -> bool:
+        """Run a schedule's decoding rows on a device. False: as ``_land_rows``. ``then_chunks``: chunks will follow;
+        ``behind``: launches the next slice of such, which the device computes while the rows' tokens are handed out.
+        """
+        grants = plan.grants[: plan.decodes[0]]
+        requests = [self._requests[grant.timeline.key] for grant in grants]
+        step = Ahead(runner, grants, requests, plan.decodes, [request.sampling for request in requests])
+        try:
+            try:
+                step.launch(gather(grants, self._cache.num_slots))
+            except Exception as error:  # the edge between a model and the requests, as in _run
+                log.exception("a step of %d requests could not be launched", len(grants))
+                self._failed(grants, error)
+                return False
+            if behind is not None:
+                behind()
+        except BaseException:
+            self._drop(grants, "cancelled")
+            raise
+        return self._land_rows(step, last=then_chunks or behind is not None, learn=behind is None)
+
+    def _land_rows(
+        self, step: Ahead, *, last: bool = False, learn: bool = True, without: Request | None = None
+    ) -> bool:
+        """Wait for a launched step's tokens; launch the next, unless this is the ``last`` of its kind or the rows do
+        not go on as they are; book it. ``without``: this request's token is not wanted. False: as ``_run``.
+        """
+        self._ahead, grants = None, step.grants
+        try:
+            try:
+                assert step.work is not None
+                samples = step.work.choosing.result()
+            except Exception as error:  # the edge between a model and the requests, as in _run
+                log.exception("a step of %d requests failed", len(grants))
+                self._failed(grants, error)
+                return False
+            now = time.monotonic()
+            for request in step.requests:
+                if not request.first_token:
+                    request.computed(1, step.started, now)
+            taken = self._take((r, s) for r, s in zip(step.requests, samples, strict=True) if r is not without)
+            broken: Exception | None = None
+            if not last and without is None and self._goes_on(grants, taken):
+                following = step.following()
+                try:
+                    following.launch_behind(step, [sample.token for sample in samples])
+                    self._ahead = following
+                except Exception as error:  # the same edge; told when the books are as the others expect them
+                    log.exception("a step of %d requests could not be launched", len(grants))
+                    broken = error
+            for grant in grants:
+                grant.timeline.advance(self._cache, 1)
+            self._hand_out(taken)
+            if learn:
+                self._learn(step.decodes, (), now - step.started)
+            if broken is not None:
+                self._failed(grants, broken)
+            return True
+        except BaseException:
+            self._ahead = None
+            self._drop(grants, "cancelled")
+            raise
+
+    def _goes_on(self, grants: Sequence[Grant], taken: Sequence[Taken]) -> bool:
+        return all(reason is None for _, _, reason, _ in taken) and self._scheduler.goes_on(grants)
+
+    def _land_ahead(self, without: Request | None = None) -> None:
+        """Have the step that was launched ahead land, with none behind it; see ``_land_rows``."""
+        if self._ahead is not None:
+            self._land_rows(self._ahead, last=True, learn=False, without=without)
 
     def _begin(self, runner: DeviceRunner, grants: list[Grant], chunks: Sequence[tuple[int, int]]) -> None:
         """Start a step's chunks; their rest comes slice by slice, with the steps of decoding rows in between."""
@@ -124,7 +216,10 @@ class LocalEngine:
         rows = [self._requests[timeline.key].sampling for timeline in batch.sampling]
         self._underway = Underway(grants, chunks, batch, rows, runner.begin_chunks(batch))
         self._scheduler.underway = self._underway.timelines()
-        self._underway.advance(SLICE)
+        self._underway.advance(self._slice())
+
+    def _slice(self) -> float:
+        return self._scheduler.slice_seconds(SLICE)
 
     def _go_on(self, underway: Underway) -> None:
         """Rows, and behind them the next slice of the chunks, which the device computes while the rows' tokens are
@@ -133,7 +228,9 @@ class LocalEngine:
         if not underway.launched:
             plan = self._scheduler.schedule_rows()
             if plan is not None:
-                self._run(plan.grants, lambda: underway.advance(SLICE))
+                runner = self._core.runner
+                assert isinstance(runner, DeviceRunner)
+                self._decode(runner, plan, behind=lambda: underway.advance(self._slice()))
                 return
             underway.advance(None)
         self._land(underway)
@@ -179,9 +276,9 @@ class LocalEngine:
         self._core.costs.observe(decodes, chunks, seconds)
         self._scheduler.cost, self._scheduler.predicts = self._core.costs.cost, self._core.costs.known
 
-    def _run(self, grants: Sequence[Grant], behind: Callable[[], None] | None = None) -> bool:
+    def _run(self, grants: Sequence[Grant]) -> bool:
         """Model and sampler on what was granted. False: something broke in there; then the one request of this step
-        ends, or its requests are tried again one by one. ``behind``: launches what a device does behind this step.
+        ends, or its requests are tried again one by one.
 
         Until the step is booked, rings may be ahead of the tokens or half written, and pages half filled. Pages that
         are not committed were never published: all of that dies with the lease, and no tail is kept.
@@ -194,7 +291,7 @@ class LocalEngine:
                 logits = self._core.runner.forward(batch)
                 for grant in grants:
                     self._requests[grant.timeline.key].computed(grant.length, start, time.monotonic())
-                samples = self._choose(logits, rows, behind)
+                samples = self._core.runner.choose(logits, rows)
             except Exception as error:  # the edge between a model and the requests: reported, never swallowed
                 log.exception("a step of %d tokens and %d requests failed", len(batch.token_ids), len(grants))
                 self._failed(grants, error)
@@ -204,16 +301,6 @@ class LocalEngine:
         except BaseException:
             self._drop(grants, "cancelled")
             raise
-
-    def _choose(
-        self, logits: Tensor, rows: Sequence[SamplingState], behind: Callable[[], None] | None
-    ) -> Sequence[Sample]:
-        runner = self._core.runner
-        if behind is None or not isinstance(runner, DeviceRunner):
-            return runner.choose(logits, rows)
-        choosing = runner.begin_choice(logits, rows)
-        behind()
-        return choosing.result()
 
     def _failed(self, grants: Sequence[Grant], error: Exception) -> None:
         """What happens to the requests of a step that broke. Raises the error again where nothing more can work."""
@@ -235,10 +322,18 @@ class LocalEngine:
         """Book the step: publish what was computed, then hand out tokens and ends."""
         for grant in grants:
             grant.timeline.advance(self._cache, grant.length)
-        for timeline, choice in chosen:
-            request = self._requests[timeline.key]
+        self._hand_out(self._take((self._requests[timeline.key], choice) for timeline, choice in chosen))
+
+    def _take(self, chosen: Iterable[tuple[Request, Sample]]) -> list[Taken]:
+        """Let requests have their tokens: what comes of it."""
+        taken = []
+        for request, choice in chosen:
             self._prompt_tokens += len(request.request.prompt) if not request.first_token else 0
-            event, reason, error = request.accept(choice)
+            taken.append((request, *request.accept(choice)))
+        return taken
+
+    def _hand_out(self, taken: Sequence[Taken]) -> None:
+        for request, event, reason, error in taken:
             if event is not None:
                 self._events.append(event)
                 self._generation_tokens += 1
@@ -284,7 +379,7 @@ class LocalEngine:
         """A token timeline of the caller's own, beside the requests; it holds a slot until closed. ``path``: a file
         that ``Session.save`` wrote (see ``Session.load``).
         """
-        session = Session(self._core)
+        session = Session(self._core, self._land_ahead)
         if path is not None:
             session.load(path)
         return session
@@ -346,7 +441,7 @@ class LocalEngine:
 
     def close(self) -> None:
         """Drop all requests without events and give their pages back; finish the store's writes. Idempotent."""
-        self._underway, self._scheduler.underway = None, ()
+        self._underway, self._ahead, self._scheduler.underway = None, None, ()
         for request in list(self._requests.values()):
             self._scheduler.remove(request.timeline, keep_tail=False)
         self._requests.clear()

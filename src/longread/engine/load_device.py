@@ -13,6 +13,7 @@ from torch import Tensor
 
 from longread.engine.device_runner import DeviceRunner, Limits, Measured
 from longread.kv.tensors import StateTensors
+from longread.models.native_v3 import NativeV3
 from longread.models.native_v4 import NativeV4
 from longread.plan.figures import gib
 from longread.spec.config import MemoryPlan, ResolvedConfig
@@ -46,13 +47,14 @@ def native_model(
     checkpoint: Checkpoint | None,
     device: torch.device,
     progress: Progress | None,
-) -> NativeV4:
+) -> NativeV3 | NativeV4:
     """``checkpoint`` None: the weights are drawn on the device. ``progress``: in tensors."""
     weights = random_native(spec, device, config.seed) if checkpoint is None else checkpoint.native(spec)
     if progress is not None:
         weights = _told(weights, spec, progress)
     with torch.inference_mode(False):
-        return NativeV4(spec, weights, DTYPES[config.dtype], device)
+        native = NativeV4 if spec.mla is None else NativeV3
+        return native(spec, weights, DTYPES[config.dtype], device)
 
 
 def _told(weights: Callable[[str], Tensor], spec: ModelSpec, progress: Progress) -> Callable[[str], Tensor]:
@@ -68,7 +70,7 @@ def _told(weights: Callable[[str], Tensor], spec: ModelSpec, progress: Progress)
 
 
 def device_runner(
-    model: NativeV4, store: StateTensors, config: ResolvedConfig, spec: ModelSpec, device: torch.device
+    model: NativeV3 | NativeV4, store: StateTensors, config: ResolvedConfig, spec: ModelSpec, device: torch.device
 ) -> DeviceRunner:
     """Not yet prepared."""
     limits = Limits(config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len, spec.vocab)

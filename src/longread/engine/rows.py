@@ -55,6 +55,13 @@ class DecodeRows:
         lacking = map(gt, map(len, self._tokens), self._rooms)
         return sorted(compress(self._entries, lacking), key=lambda entry: entry.rank)
 
+    def go_on(self, grants: Sequence[Grant]) -> bool:
+        """Whether they are ``grants``, and the newest token of each lies on the page of the one before it, behind what
+        its lease was opened with: nothing is to be had, published or kept before it is computed.
+        """
+        same = grants == self.grants and all((len(tokens) - 1) % PAGE_TOKENS for tokens in self._tokens)
+        return same and not self.unread()
+
     def context(self) -> int:
         """Tokens of all of them together."""
         return sum(map(len, self._tokens))

@@ -50,12 +50,10 @@ from longread.spec.cost import StepCost
 from longread.spec.engine import Standing, class_of
 from longread.spec.errors import CapacityError
 from longread.spec.state import PAGE_TOKENS, pages_for
-from longread.spec.step_target import LEAST_TOKENS, StepTarget, bounds, current_target
+from longread.spec.step_target import LEAST_TOKENS, StepTarget, bounds, current_target, slice_seconds
 
 BYPASS_LIMIT = 64
-ADMISSION_WINDOW = (
-    64  # waiting requests looked at in vain in one step, so that a long queue costs the running ones nothing
-)
+ADMISSION_WINDOW = 64  # waiting requests looked at in vain in one step: a long queue costs the running ones nothing
 ADMISSION_BATCH = 8  # more of them than there are free slots are put in order at a time
 HOLD_RATE = 0.1  # weight of the newest ended request in the mean time that one keeps its slot
 
@@ -266,6 +264,19 @@ class Scheduler:
         for entry in self._rows.unread():
             self._prepare(entry.timeline, 1)
         return plan if plan.grants else None
+
+    def goes_on(self, grants: Sequence[Grant]) -> bool:
+        """Whether the next step is ``grants`` once more, rows that have got their tokens, whatever else is booked of
+        their last step: nobody comes or goes, and nothing is to be reserved, published or kept before it.
+        """
+        level = self._waiting.first_level
+        quiet = not (self._alone or self._loading or self._cache.loads or self._reading.count)
+        comes = level is not None and (not self._full or self._gives_way(level))
+        return quiet and not comes and self._rows.go_on(grants)
+
+    def slice_seconds(self, longest: float) -> float:
+        """How long a chunk may keep rows waiting between two steps of theirs."""
+        return slice_seconds(self._slo, longest, self.cost, (len(self._rows), self._rows.context()))
 
     def _next_alone(self, plan: Schedule) -> Entry | None:
         """Who is computed alone now; it holds what it needs. None: nobody, or it cannot start before others end."""

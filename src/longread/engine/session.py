@@ -23,10 +23,13 @@ from longread.spec.limits import check_length, check_sampling, check_tokens
 
 
 class Session:
-    """One token timeline. Made by ``LocalEngine.session``; use it as a context manager or close it."""
+    """One token timeline. Made by ``LocalEngine.session``; use it as a context manager or close it. ``land``: has what
+    requests have launched on a device come to its end, before their state or the device's is touched.
+    """
 
-    def __init__(self, core: Core):
+    def __init__(self, core: Core, land: Callable[[], None]):
         self._core = core
+        self._land = land
         self._info = core.info
         self._cache = core.cache
         self._timeline = Timeline("", ())
@@ -54,6 +57,7 @@ class Session:
         """
         check_tokens(tokens, self._info.vocab)
         check_length(len(tokens), 0, self._info)
+        self._land()
         wanted = list(tokens)
         now = self._timeline.tokens
         if self._timeline.lease is None or len(now) > len(wanted) or wanted[: len(now)] != now:
@@ -78,6 +82,7 @@ class Session:
         params = sampling if sampling is not None else SamplingParams()
         check_sampling(params, self._info.vocab)
         check_length(len(self._timeline.tokens), 1, self._info)
+        self._land()
         state, lease = self._state(params), self._timeline.lease
         if lease is not None:
             self._reserve(lease, len(self._timeline.tokens) + 1)
@@ -91,7 +96,8 @@ class Session:
 
     def fork(self) -> "Session":
         """A second session with the same past; each goes its own way. Raises OverloadedError."""
-        child = Session(self._core)
+        self._land()
+        child = Session(self._core, self._land)
         lease = self._timeline.lease
         if lease is not None:
             child._timeline.tokens = list(self._timeline.tokens)
@@ -125,6 +131,7 @@ class Session:
         saved = session_file.read(path, self._cache.index.root.key, self._info.vocab, groups, state)
         check_tokens(saved.tokens, self._info.vocab)
         check_length(len(saved.tokens), 0, self._info)
+        self._land()
         lease = self._begin((), len(saved.tokens))
         session_file.restore(saved, lease, groups, state)
         self._cache.commit(lease, saved.tokens)
@@ -135,6 +142,7 @@ class Session:
 
     def close(self) -> None:
         """Give slot and pages back; what was computed stays cached. Idempotent."""
+        self._land()
         self._reset()
 
     def __enter__(self) -> "Session":

@@ -1,7 +1,7 @@
-"""Small inputs on their way to a device: written into pinned memory, copied behind what the device is doing.
+"""Small inputs on their way to a device, and small results on their way back, through pinned memory.
 
-Knows tensors only. A copy runs when the device gets there, so what it reads must not be overwritten before: there are
-several host copies in turn, each with an event that says when it has been read.
+Knows tensors only. A copy runs when the device gets there, so what it reads must not be overwritten before: of inputs
+there are several host copies in turn, each with an event that says when it has been read.
 """
 
 import numpy as np
@@ -23,26 +23,13 @@ class Staging:
 
     def __init__(self, layout: Layout, device: torch.device):
         self._cuda = device.type == "cuda"
-        starts, size = {}, 0
-        for name, (dtype, count) in layout.items():
-            starts[name] = size
-            size += -(-dtype.itemsize * count // 16) * 16
         copies = COPIES if self._cuda else 1
-        self._host = [torch.zeros(size, dtype=torch.uint8, pin_memory=self._cuda) for _ in range(copies)]
+        self._host = [torch.zeros(_size(layout), dtype=torch.uint8, pin_memory=self._cuda) for _ in range(copies)]
         self._read = [torch.cuda.Event() for _ in range(copies)] if self._cuda else []
-        self._buffer = torch.zeros(size, dtype=torch.uint8, device=device)
+        self._buffer = torch.zeros(_size(layout), dtype=torch.uint8, device=device)
         self._turn = 0
-        self._arrays = [
-            {
-                name: host.numpy()[starts[name] : starts[name] + dtype.itemsize * count].view(_NUMPY[dtype])
-                for name, (dtype, count) in layout.items()
-            }
-            for host in self._host
-        ]
-        self.device: dict[str, Tensor] = {
-            name: self._buffer[starts[name] : starts[name] + dtype.itemsize * count].view(dtype)
-            for name, (dtype, count) in layout.items()
-        }
+        self._arrays = [_arrays(layout, host) for host in self._host]
+        self.device = _views(layout, self._buffer)
 
     def begin(self) -> dict[str, NDArray]:
         """The next host copy, which nothing reads any more; what it holds is from long ago."""
@@ -59,24 +46,63 @@ class Staging:
 
 
 class Arrival:
-    """The way back: a small tensor copied to pinned memory, and when it is there."""
+    """The way back: named arrays that a device writes (``device``, the same for life, so that graphs can write them),
+    one host copy of them, and when it is there.
+    """
 
-    def __init__(self, values: Tensor):
-        """``values``: any device tensor, not written before the copy is done in its stream's order."""
-        self._cuda = values.device.type == "cuda"
-        if not self._cuda:
-            self._host = values.clone()
-            return
-        self._host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-        self._host.copy_(values, non_blocking=True)
-        self._there = torch.cuda.Event()
-        self._there.record()
+    def __init__(self, layout: Layout, device: torch.device):
+        self._cuda = device.type == "cuda"
+        self._buffer = torch.zeros(_size(layout), dtype=torch.uint8, device=device)
+        self._host = torch.zeros(_size(layout), dtype=torch.uint8, pin_memory=self._cuda)
+        self._arrays = _arrays(layout, self._host)
+        self._there = torch.cuda.Event() if self._cuda else None
+        self._sent = 0
+        self.device = _views(layout, self._buffer)
 
-    def wait(self) -> Tensor:
-        """The values, on the host; waits for the device to have come that far and no further."""
-        if self._cuda:
+    def send(self) -> int:
+        """Copy it to the host behind what the device is doing; what the last call brought is overwritten then. Its
+        number, for ``wait``.
+        """
+        self._host.copy_(self._buffer, non_blocking=True)
+        if self._there is not None:
+            self._there.record()
+        self._sent += 1
+        return self._sent
+
+    def there(self) -> bool:
+        """Whether ``wait`` would not wait."""
+        return self._there is None or self._there.query()
+
+    def wait(self, number: int) -> dict[str, NDArray]:
+        """What ``send`` copied; waits for the device to have come that far and no further."""
+        if number != self._sent:
+            raise AssertionError(f"copy {number} was overwritten by copy {self._sent}")
+        if self._there is not None:
             self._there.synchronize()
-        return self._host
+        return self._arrays
+
+
+def _places(layout: Layout) -> dict[str, tuple[int, int]]:
+    """Where each array lies in a buffer: first byte, and the one behind it."""
+    places, start = {}, 0
+    for name, (dtype, count) in layout.items():
+        places[name] = start, start + dtype.itemsize * count
+        start += -(-dtype.itemsize * count // 16) * 16
+    return places
+
+
+def _size(layout: Layout) -> int:
+    return sum(-(-dtype.itemsize * count // 16) * 16 for dtype, count in layout.values())
+
+
+def _arrays(layout: Layout, host: Tensor) -> dict[str, NDArray]:
+    places = _places(layout)
+    return {name: host.numpy()[slice(*places[name])].view(_NUMPY[dtype]) for name, (dtype, _) in layout.items()}
+
+
+def _views(layout: Layout, buffer: Tensor) -> dict[str, Tensor]:
+    places = _places(layout)
+    return {name: buffer[slice(*places[name])].view(dtype) for name, (dtype, _) in layout.items()}
 
 
 _NUMPY = {torch.int64: np.int64, torch.int32: np.int32, torch.float32: np.float32}

@@ -131,6 +131,11 @@ class WaitingLines:
     def __len__(self) -> int:
         return self._count
 
+    @property
+    def first_level(self) -> int | None:
+        """The highest level that anybody waits at; None: nobody does."""
+        return self._turns[0][1].level if self._turns else None
+
     def add(self, entry: Entry) -> None:
         """Behind all others of its owner; a preempted one before all that never ran."""
         self._count += 1

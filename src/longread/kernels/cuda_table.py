@@ -44,6 +44,7 @@ CUDA: Mapping[Callable[..., Any], Callable[..., Any]] = {
     mla.attend_rows: mla_triton.attend_rows,
     mla.attend_chunk: mla_triton.attend_chunk,
     compressor.rows: compressor_triton.rows,
+    compressor.layer_rows: compressor_triton.layer_rows,
     compressor.chunk: compressor_triton.chunk,
     compressor.keep: compressor_triton.keep,
     indexer.queries: indexer_triton.queries,

@@ -84,6 +84,7 @@ TABLE: Mapping[Callable[..., Any], Mapping[str, Callable[..., Any]]] = {
     experts.route: {"cpu": experts.route},
     experts.experts: {"cpu": experts.experts},
     compressor_device.rows: {"cpu": compressor_device.rows},
+    compressor_device.layer_rows: {"cpu": compressor_device.layer_rows},
     compressor_device.chunk: {"cpu": compressor_device.chunk},
     compressor_device.keep: {"cpu": compressor_device.keep},
     indexer.queries: {"cpu": indexer.queries},

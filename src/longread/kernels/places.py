@@ -25,10 +25,12 @@ class Rows:
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """T tokens of one sequence, padded. meta: int32 [4] = start, length, slot, 0. positions: int32 [T], start + i, and
-    -1 from ``length`` on. table: int32 [P], page ids. start + length does not exceed ``bound``.
+    -1 from ``length`` on. table: int32 [P], page ids. start + length does not exceed ``bound``. ``extent``: start and
+    length where the host knows them, which a graph for any chunk does not.
     """
 
     meta: Tensor
     positions: Tensor
     table: Tensor
     bound: int
+    extent: tuple[int, int] | None = None

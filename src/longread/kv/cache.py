@@ -8,8 +8,8 @@ tail stays its lease's own and goes on being written behind the published rows: 
 position never change, and whoever reuses a tail copies the page.
 """
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from math import lcm
 
 from longread.kv import audit
@@ -417,8 +417,9 @@ class KVCache:
         """Pages for one lease, evicting where needed; the caller has checked that there are enough."""
         if len(self.pool.free) < wanted:
             ahead = min(max(wanted, min(room, EVICT_AHEAD)), self.pool.available)
-            while len(self.pool.free) < ahead:
-                self._evict_page()
+            with self._losing():
+                while len(self.pool.free) < ahead:
+                    self._evict_page()
         return self.pool.take(wanted, after, room)
 
     def _evict_page(self) -> None:
@@ -439,6 +440,15 @@ class KVCache:
         self.evicted.add(entry, page)
         if self.tiers is not None:
             self.tiers.evicting(entry, page)
+
+    @contextmanager
+    def _losing(self) -> Iterator[None]:
+        """What is lost in here may be overwritten behind it."""
+        try:
+            yield
+        finally:
+            if self.tiers is not None:
+                self.tiers.evicted()
 
     def _remove(self, entry: Entry) -> None:
         """Unpublish one entry; its page becomes free if nothing else keeps it."""
@@ -495,7 +505,8 @@ class KVCache:
             victim = self.snapshots.oldest()
             if victim is not None:
                 self.snapshots_evicted += 1
-                self._lose(victim, page=not victim.full)
+                with self._losing():
+                    self._lose(victim, page=not victim.full)
                 self._drop_snapshot(victim)
                 row = self.snapshots.acquire()
         return row

@@ -2,10 +2,11 @@
 
 Knows storages as [layers, places, bytes], streams and pinned memory; not which place belongs to whom, nor what a record
 means. A record over the link is one copy, neighbours in memory are one copy together; a batch of them is spread over
-the groups by one copy a group. All of it is plain torch, so that it runs on a CPU too, where nothing is asynchronous.
+the groups, or gathered from them, by one copy a group. All of it is plain torch, so that it runs on a CPU too, where
+nothing is asynchronous.
 
 Two threads use this, each its own half. *Loads* belong to the loading thread: batches alternate between two halves of a
-staging buffer, so that the link never waits for the spreading; ``write`` returns when the places are whole. *Saves*
+staging buffer, so that the link never waits for the spreading; places are whole when ``finish`` returns. *Saves*
 belong to the engine's thread: a place is gathered in the order of that thread's current stream, which must be the one
 the model's work is put on, and leaves behind its back. ``fence`` and ``after`` order the one behind the other.
 """
@@ -80,6 +81,9 @@ class DeviceCopies:
             (torch.cuda.Stream(device, priority=-1) if self._cuda else None) for _ in range(3)
         )
         self._left: deque[_Left] = deque()
+        self._half = 0  # of the loads' staging, whose turn is next
+        self._linked: list[torch.cuda.Event | None] = [None, None]  # when each half was last filled
+        self._spread_at: list[torch.cuda.Event | None] = [None, None]  # and last read
         self._next = 0  # where the next save is staged
 
     def allocate(self, size: int) -> memoryview:
@@ -108,34 +112,63 @@ class DeviceCopies:
             return None
         return torch.cuda.current_stream(self._device).record_event(), self._link_out.record_event()
 
-    def read(self, parts: Parts, place: int, into: memoryview, valid: Sequence[int] | None = None) -> None:
-        """One place as a record. ``valid``: rows of each storage that count; zeros for the rest.
+    def read(
+        self,
+        parts: Parts,
+        places: Sequence[int],
+        into: Sequence[memoryview],
+        valid: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        """Places as records, one behind the other. ``valid``: for each, rows of each storage that count; zeros for the
+        rest.
 
         Of memory from ``allocate`` the bytes are there after ``settle``, or for loads behind the next ``fence``; what
-        is done to the place on the current stream from here on does not touch them. Of other memory they are there now.
+        is done to the places on the current stream from here on does not touch them. Of other memory they are there
+        now. One gather a storage and one copy a run of neighbours, for half of the staging buffer at a time: while one
+        half crosses the link the other is filled.
         """
-        start = self._stage(parts.bytes)
-        record = self._saving[start : start + parts.bytes]
-        rows = valid or parts.rows
-        for (storage, part), whole, count in zip(parts.of(record[None]), parts.rows, rows, strict=True):
-            part[0].copy_(storage[:, place])
-            if count < whole:
-                part[0].view(torch.uint8).unflatten(1, (whole, -1))[:, count:].zero_()
-        target = self._pinned_run([into], parts.bytes)
-        direct = target is not None
-        if target is None:
-            if self._bounce_out is None:
-                self._bounce_out = self._host_buffer(self._saving.numel())
-            target = self._bounce_out[: parts.bytes]
+        where = self._indices(places) if len(places) > 1 else None
+        count = max(1, self._saving.numel() // 2 // parts.bytes)
+        for first in range(0, len(places), count):
+            chosen = slice(first, first + count)
+            start = self._stage(len(places[chosen]) * parts.bytes)
+            staged = self._saving[start:][: len(places[chosen]) * parts.bytes].view(-1, parts.bytes)
+            for storage, part in parts.of(staged):
+                if where is None:
+                    part[0].copy_(storage[:, places[0]])
+                else:
+                    torch.index_select(storage, 1, where[chosen], out=part.transpose(0, 1))
+            if valid is not None:
+                _clear(parts, staged, valid[chosen])
+            self._send(staged, start, into[chosen])
+
+    def _indices(self, places: Sequence[int]) -> Tensor:
+        """int64 on the device; from pageable memory the copy would wait for what the stream still does."""
+        return torch.tensor(places, pin_memory=self._cuda).to(self._device, non_blocking=True)
+
+    def _send(self, staged: Tensor, start: int, into: Sequence[memoryview]) -> None:
+        """Records [n, bytes], staged from ``start`` on, to their memory."""
+        at, (count, size) = 0, staged.shape
+        bounced: list[tuple[Tensor, memoryview]] = []
         if self._link_out is not None:
             self._link_out.wait_event(torch.cuda.current_stream(self._device).record_event())
-        with _on(self._link_out):
-            target.copy_(record, non_blocking=True)
+        while at < count:
+            target = self._pinned_run(into[at:], size)
+            if target is None:
+                if self._bounce_out is None:
+                    self._bounce_out = self._host_buffer(self._saving.numel())
+                target = self._bounce_out[at * size : (at + 1) * size]
+                bounced.append((target, into[at]))
+            together = target.numel() // size
+            with _on(self._link_out):
+                target.copy_(staged[at : at + together].view(-1), non_blocking=True)
+            at += together
         if self._link_out is not None:
-            self._left.append(_Left(start, start + parts.bytes, self._link_out.record_event()))
-        if not direct:
+            self._left.append(_Left(start, start + count * size, self._link_out.record_event()))
+        if bounced:
             self.settle()
-            np.frombuffer(into, dtype=np.uint8)[:] = target.numpy()
+            for source, record in bounced:
+                np.frombuffer(record, dtype=np.uint8)[:] = source.numpy()
 
     def settle(self) -> None:
         """Wait until every record that was read is in its memory."""
@@ -169,37 +202,38 @@ class DeviceCopies:
                         stream.wait_event(event)
 
     def write(self, parts: Parts, places: Sequence[int], records: Sequence[memoryview]) -> None:
-        """Records to their places, which are whole on return."""
+        """Records to their places, which are whole behind ``finish``; until then records of memory from ``allocate``
+        must stay as they are. Other memory is done with on return.
+        """
         if not places:
             return
         addresses = [_address(record) for record in records]
         order = sorted(range(len(places)), key=addresses.__getitem__)  # neighbours in memory next to each other
-        try:
-            self._write_batches(parts, [places[i] for i in order], [records[i] for i in order])
-        finally:  # on an error too: a place that somebody else is given must not be written behind his back
-            if self._spread is not None:
-                done = torch.cuda.Event(blocking=True)  # waiting must not take a processor from the engine's thread
-                done.record(self._spread)
-                done.synchronize()
-
-    def _write_batches(self, parts: Parts, places: list[int], records: list[memoryview]) -> None:
         count = max(1, self._loading[0].numel() // parts.bytes)
         with _on(self._spread):
-            where = torch.tensor(places).to(self._device)  # all in one go: it waits for its stream
-        linked: list[torch.cuda.Event | None] = [None, None]
-        spread: list[torch.cuda.Event | None] = [None, None]
-        for number, first in enumerate(range(0, len(places), count)):
-            half, chosen = number % 2, records[first : first + count]
+            where = self._indices([places[i] for i in order])
+        for first in range(0, len(places), count):
+            half, chosen = self._half, [records[i] for i in order[first : first + count]]
+            self._half ^= 1
             staged = self._loading[half][: len(chosen) * parts.bytes].view(len(chosen), parts.bytes)
-            _wait(self._link_in, spread[half])
+            _wait(self._link_in, self._spread_at[half])
             with _on(self._link_in):
-                self._fetch(staged, chosen, half, linked[half])
-            linked[half] = _record(self._link_in)
-            _wait(self._spread, linked[half])
+                self._fetch(staged, chosen, half, self._linked[half])
+            self._linked[half] = _record(self._link_in)
+            _wait(self._spread, self._linked[half])
             with _on(self._spread):
                 for storage, part in parts.of(staged):
                     storage.index_copy_(1, where[first : first + count], part.transpose(0, 1))
-            spread[half] = _record(self._spread)
+            self._spread_at[half] = _record(self._spread)
+
+    def finish(self) -> None:
+        """Wait until every place that was written is whole. To be called on an error, too: a place that somebody else
+        is given must not be written behind his back.
+        """
+        if self._spread is not None:
+            done = torch.cuda.Event(blocking=True)  # waiting must not take a processor from the engine's thread
+            done.record(self._spread)
+            done.synchronize()
 
     def _fetch(self, staged: Tensor, records: list[memoryview], half: int, last: torch.cuda.Event | None) -> None:
         """Records, by address, into the rows of ``staged``. last: when the half's bounce buffer was last read."""
@@ -233,6 +267,14 @@ class DeviceCopies:
 
     def _host_buffer(self, size: int) -> Tensor:
         return torch.empty(size, dtype=torch.uint8, pin_memory=self._cuda)
+
+
+def _clear(parts: Parts, staged: Tensor, valid: Sequence[Sequence[int]]) -> None:
+    """Zeros in the rows of records [n, bytes] that do not count."""
+    for record, rows in zip(staged, valid, strict=True):
+        if list(rows) != parts.rows:
+            for (_, part), whole, count in zip(parts.of(record[None]), parts.rows, rows, strict=True):
+                part[0].view(torch.uint8).unflatten(1, (whole, -1))[:, count:].zero_()
 
 
 def _on(stream: torch.cuda.Stream | None) -> AbstractContextManager[object]:

@@ -60,8 +60,8 @@ class HostArena:
         return [self._known[ref] for ref in self._children.get(parent, ())]
 
     def put(self, known: Known) -> memoryview | None:
-        """Room for a new record, which the caller fills at once; None if it is there (then it is touched), or if all
-        slots are held or there are none.
+        """Room for a new record, which the caller fills before anybody reads it; None if it is there (then it is
+        touched), or if all slots are held or there are none.
         """
         ref = (known.kind, known.key)
         slots = self._slots(known.kind)

@@ -39,10 +39,10 @@ class StateStore(Protocol):
 class RecordStore(Protocol):
     """Moves content between the storage and records (kv/records.py); implemented over tensors.
 
-    ``write_*`` and ``after`` may be called on another thread, for pages and rows that are reserved for it. A storage on
-    a device moves records behind the caller's back; ``settle``, ``fence`` and ``after`` say how far. Memory that a
-    ``HostArena`` got from it it reaches by itself: there a record that was read is whole only after ``settle``, or for
-    writes that come ``after`` a later ``fence``. Any other memory is done with on return.
+    ``write_*``, ``begin_page``, ``finish`` and ``after`` may be called on another thread, for pages and rows that are
+    reserved for it. A storage on a device moves records behind the caller's back; ``settle``, ``fence`` and ``after``
+    say how far. Memory that a ``HostArena`` got from it it reaches by itself: there a record that was read is whole
+    only after ``settle``, or for writes that come ``after`` a later ``fence``. Any other memory is done with on return.
     """
 
     page_bytes: int
@@ -53,12 +53,26 @@ class RecordStore(Protocol):
         """All rows groups of the rows that ``tokens`` tokens fill, zeros behind; ``into`` has ``page_bytes``."""
         ...
 
+    def read_pages(self, pages: Sequence[int], into: Sequence[memoryview], tokens: Sequence[int]) -> None:
+        """Several, in this order: of two that go to the same memory the second one stays."""
+        ...
+
     def write_page(self, page: int, data: memoryview) -> None:
         """The reverse, whole."""
         ...
 
     def write_pages(self, pages: Sequence[int], data: Sequence[memoryview]) -> None:
         """Several; whole on return."""
+        ...
+
+    def begin_page(self, page: int, data: memoryview) -> None:
+        """``write_page`` of memory that no ``HostArena`` has, without waiting for a device: the memory is done with on
+        return, the page is whole behind ``finish``.
+        """
+        ...
+
+    def finish(self) -> None:
+        """Wait until every page that was begun is whole."""
         ...
 
     def read_ring(self, snapshot: int, into: memoryview) -> None:
@@ -87,6 +101,10 @@ class TierHooks(Protocol):
 
     def evicting(self, entry: Entry, page: bool) -> None:
         """The content of a published entry is about to be lost: its page (or, not ``page``, only its ring)."""
+        ...
+
+    def evicted(self) -> None:
+        """What was said to be lost so far may be overwritten from now on."""
         ...
 
     def landed(self, lease: "Lease", entry: Entry) -> None:

@@ -70,6 +70,7 @@ class Persister:
         self._queued: set[tuple[Kind, bytes]] = set()
         self._sent = 0  # writes in flight
         self._origin: dict[Write, _Landing] = {}
+        self._reads: list[tuple[int, memoryview, int]] = []  # pages, their payloads and tokens: read together
 
     @property
     def pending(self) -> bool:
@@ -128,6 +129,7 @@ class Persister:
             if not room:
                 return
             write, ended = self._copy(landing, min(budget, room))
+            self._read()
             if write.records:
                 self._origin[write] = landing
                 self._queued.update((record.kind, record.key) for record in write.records)
@@ -202,9 +204,16 @@ class Persister:
         return None
 
     def _page(self, entry: Entry, tokens: int) -> bytearray:
+        """Filled by the next ``_read``: a device is waited for once a portion, not once a page."""
         payload = bytearray(self._records.page_bytes)
-        self._records.read_page(entry.page, memoryview(payload), tokens)
+        self._reads.append((entry.page, memoryview(payload), tokens))
         return payload
+
+    def _read(self) -> None:
+        if self._reads:
+            pages, payloads, tokens = zip(*self._reads, strict=True)
+            self._reads.clear()
+            self._records.read_pages(pages, payloads, tokens)
 
     def _add(self, write: Write, record: Record) -> None:
         write.records.append(record)

@@ -29,8 +29,8 @@ class StateTensors:
     ``views[name]``: rows [layers, pages, rows_per_page, width], ring [layers, slots + snapshots, ring_rows, width], so
     that a model reaches both. ``dtype`` is what a group of dtype "model" is stored in. ``staging``: bytes of a staging
     buffer between a device and main memory; None: what suits the device, and none on a CPU, where a record is copied
-    to and from its places directly. All methods but ``write_*`` and ``after`` belong to the thread that runs the model,
-    on the stream that its work is put on.
+    to and from its places directly. All methods but those of loads (``write_*``, ``begin_page``, ``finish``, ``after``)
+    belong to the thread that runs the model, on the stream that its work is put on.
     """
 
     def __init__(
@@ -102,19 +102,40 @@ class StateTensors:
         fill become zeros, so that equal tokens give equal bytes.
         """
         if self._copies is not None:
-            self._copies.read(self._staged_pages, page, into, [tokens // grain for grain in self._grains])
+            self.read_pages([page], [into], [tokens])
             return
         for rows, grain, part in zip(self._row_bytes, self._grains, _parts(into, self._row_bytes), strict=True):
             valid = tokens // grain
             part[:, :valid] = rows[:, page, :valid]
             part[:, valid:] = 0
 
+    def read_pages(self, pages: Sequence[int], into: Sequence[memoryview], tokens: Sequence[int]) -> None:
+        if self._copies is not None:
+            valid = [[count // grain for grain in self._grains] for count in tokens]
+            self._copies.read(self._staged_pages, pages, into, valid)
+            return
+        for page, record, count in zip(pages, into, tokens, strict=True):
+            self.read_page(page, record, count)
+
     def write_page(self, page: int, data: memoryview) -> None:
         self.write_pages([page], [data])
 
+    def begin_page(self, page: int, data: memoryview) -> None:
+        if self._copies is not None:
+            self._copies.write(self._staged_pages, [page], [data])
+            return
+        self.write_pages([page], [data])
+
+    def finish(self) -> None:
+        if self._copies is not None:
+            self._copies.finish()
+
     def write_pages(self, pages: Sequence[int], data: Sequence[memoryview]) -> None:
         if self._copies is not None:
-            self._copies.write(self._staged_pages, pages, data)
+            try:
+                self._copies.write(self._staged_pages, pages, data)
+            finally:
+                self._copies.finish()
             return
         for page, record in zip(pages, data, strict=True):
             for rows, part in zip(self._row_bytes, _parts(record, self._row_bytes), strict=True):
@@ -122,14 +143,17 @@ class StateTensors:
 
     def read_ring(self, snapshot: int, into: memoryview) -> None:
         if self._copies is not None:
-            self._copies.read(self._staged_rings, snapshot, into)
+            self._copies.read(self._staged_rings, [snapshot], [into])
             return
         for saved, part in zip(self._saved_bytes, _parts(into, self._saved_bytes), strict=True):
             part[:] = saved[:, snapshot]
 
     def write_ring(self, snapshot: int, data: memoryview) -> None:
         if self._copies is not None:
-            self._copies.write(self._staged_rings, [snapshot], [data])
+            try:
+                self._copies.write(self._staged_rings, [snapshot], [data])
+            finally:
+                self._copies.finish()
             return
         for saved, part in zip(self._saved_bytes, _parts(data, self._saved_bytes), strict=True):
             saved[:, snapshot] = part

@@ -71,6 +71,7 @@ class Tiers:
         self._persister = Persister(cache, records, self._threads, host, disk, interval) if disk is not None else None
         self._transfers: list[Transfer] = []
         self._coming: dict[tuple[Kind, bytes], Transfer] = {}
+        self._leaving: list[tuple[int, memoryview, int]] = []  # pages with their records and tokens: read together
         self._open = True
         cache.tiers = self
 
@@ -259,6 +260,8 @@ class Tiers:
         wrong = self.host.differences()
         if [transfer.load for transfer in self._transfers] != self._cache.loads:
             wrong.append(f"{len(self._transfers)} transfers for {len(self._cache.loads)} loads")
+        if self._leaving:
+            wrong.append(f"{len(self._leaving)} pages were evicted and never read")
         if wrong:
             raise AssertionError("tiers audit:\n" + "\n".join(wrong))
 
@@ -272,12 +275,18 @@ class Tiers:
             known = Known(kind, entry.key, entry.parent.key, entry.depth, entry.run, entry.snapshot is not None)
             room = self.host.put(known)
             if room is not None:
-                self._records.read_page(entry.page, room, entry.length)
+                self._leaving.append((entry.page, room, entry.length))
         if entry.snapshot is not None:
             known = Known("ring", entry.key, entry.parent.key, entry.depth, b"", True)
             room = self.host.put(known)
             if room is not None:
                 self._records.read_ring(entry.snapshot, room)
+
+    def evicted(self) -> None:
+        if self._leaving:
+            pages, records, tokens = zip(*self._leaving, strict=True)
+            self._leaving.clear()
+            self._records.read_pages(pages, records, tokens)
 
     def landed(self, lease: Lease, entry: Entry) -> None:
         if self._persister is not None:

@@ -124,24 +124,31 @@ class IOThreads:
         try:
             self._pages.after(fence)
             stream = self._disk.stream(wanted) if self._disk is not None and wanted else iter(())
-            for run in _runs(transfer.moves, self._pages.pages_at_once):
-                if transfer.cancelled:
-                    break
-                start = time.monotonic()
-                verdict = self._move(run, stream)
-                spent = transfer.seconds.get(run[0].source, 0.0) + time.monotonic() - start
-                transfer.seconds[run[0].source] = spent
-                if verdict != "whole":
-                    transfer.broken, transfer.fault = run[0], verdict
-                    break
-                transfer.moved += len(run)
+            try:
+                self._move_all(transfer, stream)
+            finally:  # on an error, too: pages are given back that must not be written behind somebody's back
+                self._pages.finish()
         except Exception as error:  # a thread's edge: whatever it is, the request must not wait for ever
+            transfer.moved = min(transfer.moved, len(transfer.moves) - 1)
             transfer.broken = transfer.moves[transfer.moved]
             log.debug("a load failed", exc_info=True)
             self.note_error("a load", error)
         finally:
             transfer.done = True
             self.signal.set()
+
+    def _move_all(self, transfer: Transfer, stream: Iterator[tuple[Verdict, memoryview]]) -> None:
+        for run in _runs(transfer.moves, self._pages.pages_at_once):
+            if transfer.cancelled:
+                return
+            start = time.monotonic()
+            verdict = self._move(run, stream)
+            spent = transfer.seconds.get(run[0].source, 0.0) + time.monotonic() - start
+            transfer.seconds[run[0].source] = spent
+            if verdict != "whole":
+                transfer.broken, transfer.fault = run[0], verdict
+                return
+            transfer.moved += len(run)
 
     def _move(self, run: Sequence[Move], stream: Iterator[tuple[Verdict, memoryview]]) -> Verdict:
         move = run[0]
@@ -158,6 +165,8 @@ class IOThreads:
                 return verdict
         if move.known.kind == "ring":
             self._pages.write_ring(move.target, data)
+        elif move.data is None:
+            self._pages.begin_page(move.target, data)  # while the device writes it the next one is read
         else:
             self._pages.write_page(move.target, data)
         return "whole"

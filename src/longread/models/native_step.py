@@ -166,7 +166,7 @@ def up_to(where: Chunk, save: Save) -> Chunk:
     meta = where.meta.clone()
     meta[1].fill_(position - start)  # numbers of the host as launches' arguments: nothing is copied or waited for
     meta[2].fill_(ring)
-    return replace(where, meta=meta)
+    return replace(where, meta=meta, extent=None)
 
 
 def finished(steps: Layers) -> Tensor | None:
@@ -197,4 +197,5 @@ def chunk_of(s: Segment, start: int, stop: int, device: torch.device) -> Chunk:
     meta = torch.tensor((start, stop - start, s.slot, 0), dtype=torch.int32)
     positions = torch.arange(start, stop, dtype=torch.int32)
     table = torch.tensor(s.pages[:pages], dtype=torch.int32)
-    return Chunk(meta.to(device), positions.to(device), table.to(device), pages * PAGE_TOKENS)
+    extent = start, stop - start
+    return Chunk(meta.to(device), positions.to(device), table.to(device), pages * PAGE_TOKENS, extent)

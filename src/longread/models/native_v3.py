@@ -2,11 +2,12 @@
 
 Knows a ``ModelSpec``, native tensors (scales included) and where a step's tokens lie as device tensors. ``rows``, and
 ``chunk`` up to ``ABSORBED`` tokens, can be captured in CUDA graphs. A longer chunk expands the latents of its whole
-context, which needs its place on the host: it is read back once a chunk. With plain weights nothing is quantised and
-the sums are those of deepseek_v3.py. Sources: arXiv 2405.04434 (V2), 2412.19437 (V3).
+context, which needs its place on the host (``Chunk.extent``; without that it is read back, once a chunk). With plain
+weights nothing is quantised and the sums are those of deepseek_v3.py. Sources: arXiv 2405.04434 (V2), 2412.19437 (V3).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 
 import torch
@@ -104,8 +105,10 @@ class NativeV3:
         Returns the logits. ``last``: whether those of the chunk's last token are wanted; a tensor: int64 [R], the rows
         whose logits are.
         """
-        extent = None
-        if token_ids.shape[0] > ABSORBED:
+        extent = where.extent
+        if token_ids.shape[0] <= ABSORBED:
+            extent = None
+        elif extent is None:
             start, length, *_ = where.meta.tolist()
             extent = start, length
         place, x = self._place(where, extent), functional.embedding(token_ids, self.embed)
@@ -150,6 +153,23 @@ class NativeV3:
 
     def keep(self, slot: int, ring: int, state: State) -> None:
         """A model of rows alone has no rings to keep."""
+
+    def starts(self, end: int) -> tuple[int, ...]:
+        """Where chunks of more than ``ABSORBED`` tokens begin that between them meet every number of keys that is
+        expanded at once (kernels/mla), at a page's start and within a page: each is planned for once.
+        """
+        most = min(mla.KEYS, 1 << max(end - 1, 1).bit_length() - 1)
+        pages = sorted({max(most - mla.LEAST_KEYS, 0), most})  # all smaller powers of two, and the largest
+        return tuple(start for page in pages for start in (page, page + 1) if start < end)
+
+    def abridged(self, state: State) -> "tuple[NativeV3, State]":
+        """A layer of each kind (dense, experts) that stands before the last one, and the last; with state of as many.
+
+        Deep in a context a long chunk of all layers takes seconds, and these launch all that it launches.
+        """
+        few = copy(self)
+        few.layers = [*{layer.routed is None: layer for layer in self.layers[:-1]}.values(), self.layers[-1]]
+        return few, {**state, "latent": state["latent"][: len(few.layers)]}
 
     def _segment(self, ids: Tensor, s: Segment, rows: Sequence[int], state: State) -> Iterator[Tensor]:
         """Logits of the given rows of the batch, ascending."""
@@ -223,7 +243,8 @@ class Routed:
     def loaded(cls, moe: MoESpec, prefix: str, load: Loader) -> "Routed":
         biased = moe.method == "noaux_tc"
         bias = load.plain(prefix + "gate.e_score_correction_bias", torch.float32) if biased else None
-        return cls(load.plain(prefix + "gate.weight"), bias, load.experts(prefix + "experts.", moe.routed))
+        weights = whole_blocks(load.experts(prefix + "experts.", moe.routed))
+        return cls(load.plain(prefix + "gate.weight"), bias, weights)
 
 
 class NativeV3Attention:
@@ -294,7 +315,7 @@ def joined(load: Loader, *names: str) -> tuple[Weight, int]:
     if plain:
         return torch.cat(plain), sum(part.shape[0] for part in plain[:-1])
     packed = [part for part in parts if isinstance(part, Fp8Weight)]
-    whole = [_filled(part.values, 0) for part in packed[:-1]]
+    whole = [_filled(part.values, -2) for part in packed[:-1]]
     values = torch.cat([*whole, packed[-1].values.view(torch.uint8)]).view(FP8)
     scales = torch.cat([part.scales for part in packed])
     return Fp8Weight(values, scales), sum(part.shape[0] for part in whole)
@@ -306,15 +327,25 @@ def gated_weights(load: Loader, prefix: str) -> tuple[Weight, Weight]:
     if isinstance(gate, Tensor) or isinstance(up, Tensor) or isinstance(down, Tensor):
         assert isinstance(gate, Tensor) and isinstance(up, Tensor) and isinstance(down, Tensor)  # one format a model
         return torch.cat((gate, up)), down
-    both = torch.cat((_filled(gate.values, 0), _filled(up.values, 0))).view(FP8)
+    both = torch.cat((_filled(gate.values, -2), _filled(up.values, -2))).view(FP8)
     into = Fp8Weight(both, torch.cat((gate.scales, up.scales)))
-    return into, Fp8Weight(_filled(down.values, 1).view(FP8), down.scales)
+    return into, Fp8Weight(_filled(down.values, -1).view(FP8), down.scales)
+
+
+def whole_blocks(w: ExpertWeights) -> ExpertWeights:
+    """Experts with F filled up likewise, in any format: kernels need it, and silu(0) * 0 times 0 adds nothing."""
+    if w.w2.shape[2] % BLOCK == 0:
+        return w
+    halves = [_filled(half, -2) for half in w.w13.chunk(2, dim=1)]
+    w13, w2 = torch.cat(halves, 1), _filled(w.w2, -1)
+    return w._replace(w13=w13.view(w.w13.dtype), w2=w2.view(w.w2.dtype))
 
 
 def _filled(values: Tensor, axis: int) -> Tensor:
-    """FP8 codes as bytes, with zeros up to a multiple of 128 along ``axis``."""
+    """With zeros up to a multiple of 128 along ``axis``: -2 (rows) or -1; FP8 codes as bytes."""
     missing = -values.shape[axis] % BLOCK
-    return functional.pad(values.view(torch.uint8), (0, missing) if axis else (0, 0, 0, missing))
+    plain = values.view(torch.uint8) if values.dtype == FP8 else values
+    return functional.pad(plain, (0, missing) if axis == -1 else (0, 0, 0, missing))
 
 
 def _as_rows(where: Rows | Chunk) -> Rows:

@@ -21,6 +21,7 @@ from longread.kernels.hyper import ref as hyper
 from longread.kernels.hyper.ref import Entered, HyperWeights
 from longread.kernels.places import Chunk, Rows
 from longread.kernels.rope.ref import frequencies
+from longread.models.beside import NEVER, Beside
 from longread.models.inputs import StepInputs
 from longread.models.native_step import (
     Block,
@@ -64,6 +65,8 @@ class NativeV4:
         self.norm, self.head_mix = load.plain("norm.weight"), mix_weights(load, "hc_head")
         self.layers = [NativeV4Layer(spec, i, load) for i in range(spec.layers)]
         self._rings = tuple(group.name for group in state_groups(spec) if group.kind == "ring")
+        # Decode launches what does not wait for each other on two streams.
+        self.beside = Beside(self.device, on=False)
         self._leave = kernel(hyper.leave, self.device.type)
         self._linear = kernel(fp8.linear, self.device.type)
 
@@ -74,8 +77,8 @@ class NativeV4:
         last: Output | None = None
         for layer in self.layers:
             given = layer.enter_attention(streams, last)
-            last = Output(layer.attention.rows(given, where, turns, state), given.post, given.a)
-            last = layer.feed_forward(streams, last, where.positions, token_ids)
+            last = Output(layer.attention.rows(given, where, turns, state, self.beside), given.post, given.a)
+            last = layer.feed_forward(streams, last, where.positions, token_ids, self.beside)
         return self._logits(streams, last)
 
     def chunk(
@@ -147,6 +150,14 @@ class NativeV4:
         for name in self._rings:
             state[name][:, ring].copy_(state[name][:, slot])
 
+    def starts(self, end: int) -> tuple[int, ...]:
+        """No kernel of a chunk plans by the keys before it."""
+        return ()
+
+    def abridged(self, state: State) -> "tuple[NativeV4, State]":
+        """Itself, whole: what a layer launches hangs on its ratio, by which its state is grouped, too."""
+        return self, state
+
     def _segment(self, ids: Tensor, s: Segment, rows: Sequence[int], state: State) -> Iterator[Tensor]:
         """Logits of the given rows of the batch, ascending; cut where ring states cannot be kept on the way."""
         for piece in pieces(s):
@@ -210,13 +221,17 @@ class NativeV4Layer:
         """streams [T, m, D] take in the last sublayer's output; the attention's input."""
         return self._entered(streams, last, self.attn_mix, self.attn_norm)
 
-    def feed_forward(self, streams: Tensor, last: Output, positions: Tensor, token_ids: Tensor) -> Output:
+    def feed_forward(
+        self, streams: Tensor, last: Output, positions: Tensor, token_ids: Tensor, beside: Beside = NEVER
+    ) -> Output:
         """The same, then the experts. positions: int32 [T], -1 for padding; token_ids: int64 [T]."""
         given, limit = self._entered(streams, last, self.ffn_mix, self.ffn_norm), self.moe.swiglu_limit
         u, q = given.u, given.q
+        with beside.fork():
+            hidden = self._gated(self._linear(u if q is None else q, self.shared_in), limit, self.quantised)
+            shared = self._linear(hidden, self.shared_out)
         ids, weights = self._route(u, self.gate, self.bias, self.moe, positions, self.table, token_ids)
-        hidden = self._gated(self._linear(u if q is None else q, self.shared_in), limit, self.quantised)
-        shared = self._linear(hidden, self.shared_out)
+        beside.join()
         y = self._experts(u, q, ids, weights, self.experts, limit, shared)
         return Output(y, given.post, given.a)
 

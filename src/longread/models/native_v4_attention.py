@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from longread.kernels.compressor import device_ref as compressor
+from longread.kernels.compressor.device_ref import Part
 from longread.kernels.dispatch import kernel
 from longread.kernels.fp8 import ref as fp8
 from longread.kernels.fp8.ref import Quantised
@@ -20,6 +21,7 @@ from longread.kernels.indexer import ref as indexer
 from longread.kernels.places import Chunk, Rows
 from longread.kernels.sparse_attention import device_ref as sparse_attention
 from longread.kernels.window import ref as window
+from longread.models.beside import NEVER, Beside
 from longread.models.native_step import Block, Turns
 from longread.models.native_weights import Loader, first_rows
 from longread.spec.model import ModelSpec
@@ -59,27 +61,26 @@ class NativeV4Attention:
     def _give_kernels(self, device: str) -> None:
         self._linear, self._grouped_linear = kernel(fp8.linear, device), kernel(fp8.grouped_linear, device)
         self._quantise, self._latents = kernel(fp8.quantise, device), kernel(fp8.latents, device)
-        self._pool_rows, self._pool_chunk = kernel(compressor.rows, device), kernel(compressor.chunk, device)
-        self._pool_keep = kernel(compressor.keep, device)
+        self._layer_rows = kernel(compressor.layer_rows, device)
+        self._pool_chunk, self._pool_keep = kernel(compressor.chunk, device), kernel(compressor.keep, device)
         self._index_queries, self._index_keys = kernel(indexer.queries, device), kernel(indexer.keys, device)
         self._choose_rows = kernel(indexer.choose_rows, device)
         self._choose_chunk = kernel(indexer.choose_chunk, device)
-        self._window_rows, self._window_slab = kernel(window.rows, device), kernel(window.slab, device)
-        self._window_keep = kernel(window.keep, device)
+        self._window_slab, self._window_keep = kernel(window.slab, device), kernel(window.keep, device)
         self._entries = kernel(sparse_attention.entries, device)
         self._attend_rows = kernel(sparse_attention.rows_turned, device)
         self._attend_chunk = kernel(sparse_attention.chunk_turned, device)
 
-    def rows(self, given: Entered, where: Rows, turns: Turns, state: State) -> Tensor:
+    def rows(self, given: Entered, where: Rows, turns: Turns, state: State, beside: Beside = NEVER) -> Tensor:
         """One token of each of B sequences: given.u [B, D]. Returns [B, D]."""
         ring, (cos, sin) = state["window"][self.layer], turns.compressed if self.ratio else turns.plain
+        parts, weights = self._parts(given.u, turns, state, beside)
         c_q, kv = self._latent_vectors(given, cos, sin, state)
-        weights: Tensor | None = None
-        if self.ratio:
-            weights = self._compress(given.u, where, turns, state)
-        self._window_rows(kv, ring, where)
+        with beside.fork():
+            self._layer_rows(parts, kv, ring, self.eps, where)
         selects = self._selects(where.bound)
         queries = self._linear(c_q, self.w_query if selects else self.w_q)
+        beside.join()
         store, chosen = self._store(state), None
         if selects and weights is not None:
             index = self._index(queries, weights, cos, sin, state)
@@ -105,9 +106,11 @@ class NativeV4Attention:
         ring, (cos, sin) = state["window"][self.layer], turns.compressed if self.ratio else turns.plain
         c, size = self.c, self.c.window
         c_q, kv = self._latent_vectors(given, cos, sin, state)
-        weights: Tensor | None = None
-        if self.ratio:
-            weights = self._compress(given.u, where, turns, state, kept)
+        parts, weights = self._parts(given.u, turns, state)
+        for part in parts:
+            self._pool_chunk(*part[:5], self.eps, *part[5:8], where, part.ratio, part.index_keys)
+            for there in kept:
+                self._pool_keep(*part[:4], there, part.ratio)
         slab = self._window_slab(ring, kv, where, c.rope_head_dim)
         for there in (*kept, where):
             self._window_keep(ring, kv, there)
@@ -143,25 +146,21 @@ class NativeV4Attention:
         joined = self._linear(given.u if given.q is None else given.q, self.w_in)
         return self._latents(joined, self.q_norm, self.kv_norm, self.eps, cos, sin, self.quantised, packed)
 
-    def _compress(
-        self, u: Tensor, where: Rows | Chunk, turns: Turns, state: State, kept: Sequence[Chunk] = ()
-    ) -> Tensor | None:
-        """Feed the open windows and write the rows of those that close; raw index weights [T, Hi] where there are."""
-        pooled, turn = self._linear(u, self.w_pool, torch.float32), turns.windows[self.ratio]
+    def _parts(self, u: Tensor, turns: Turns, state: State, beside: Beside = NEVER) -> tuple[list[Part], Tensor | None]:
+        """What each compressor is given of u [T, D]; raw index weights [T, Hi] where there are."""
+        parts: list[Part] = []
+        if not self.ratio:
+            return parts, None
+        with beside.fork():
+            pooled = self._linear(u, self.w_pool, torch.float32)
         at = 0
-        for part in self.compressors:
-            kv, gate = pooled[:, at : at + part.width], pooled[:, at + part.width : at + 2 * part.width]
-            at += 2 * part.width
-            store, rings = state[part.group][self.rank], part.rings(state, self.rank)
-            index = part.group == "index"
-            rest = part.ape, rings, part.gain, self.eps, *turn, store
-            if isinstance(where, Rows):
-                self._pool_rows(kv, gate, *rest, where, self.ratio, index)
-            else:
-                self._pool_chunk(kv, gate, *rest, where, self.ratio, index)
-            for there in kept:
-                self._pool_keep(kv, gate, part.ape, rings, there, self.ratio)
-        return pooled[:, at:] if self.ratio == 4 else None
+        for c in self.compressors:
+            kv, gate = pooled[:, at : at + c.width], pooled[:, at + c.width : at + 2 * c.width]
+            at += 2 * c.width
+            store, rings = state[c.group][self.rank], c.rings(state, self.rank)
+            turn = turns.windows[self.ratio]
+            parts.append(Part(kv, gate, c.ape, rings, c.gain, *turn, store, self.ratio, c.group == "index"))
+        return parts, pooled[:, at:] if self.ratio == 4 else None
 
     def _index(self, queries: Tensor, weights: Tensor, cos: Tensor, sin: Tensor, state: State) -> tuple[Tensor, Tensor]:
         packed = state["index"].dtype == torch.uint8

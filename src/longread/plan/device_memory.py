@@ -1,11 +1,13 @@
 """What the engine takes of a GPU: which device runs a model, and the memory of its parts by formulas.
 
-Knows a spec, sizes of pools and steps, and how models/native_v4.py holds its weights and buffers; knows no torch. The
-engine sizes its cache by these formulas, logs them beside what torch counts, and a test holds the two together.
+Knows a spec, sizes of pools and steps, and how models/native_v4.py holds its weights and buffers (native_v3.py:
+plan/device_mla.py); knows no torch. The engine sizes its cache by these formulas, logs them beside what torch counts,
+and tests hold the two together.
 """
 
 from dataclasses import dataclass
 
+from longread.plan.device_mla import COMPUTE, mla_step_bytes, mla_weights, quantised, unfit
 from longread.plan.figures import gib
 from longread.plan.machine import Gpu
 from longread.spec.config import EngineOptions, MemoryPlan
@@ -16,9 +18,7 @@ from longread.spec.model import ModelSpec
 from longread.spec.state import CacheKind, pages_for, state_groups
 
 CAPABILITY = (9, 0)  # Hopper: what the kernels were written for
-FAMILIES = ("deepseek_v4",)  # what has a model of native weights
-BLOCK = 128  # of FP8 scales
-COMPUTE = 2  # bytes of a bfloat16
+FAMILIES = ("deepseek_v2", "deepseek_v3", "deepseek_v4")  # what has a model of native weights
 CONTEXT_BYTES = 640 * 2**20  # CUDA context, Triton's and cuBLAS's modules: 0.3 to 1.05 GiB measured with other engines
 # Of all graphs beside one step's buffers, and what torch's allocator keeps but has not handed out: reserved less
 # allocated at the peak of one H200's runs, V4-Flash with 8 and 32 layers (2.61 and 2.97 GB, results/hopper-v4-*.json).
@@ -69,6 +69,9 @@ def _missing(options: EngineOptions, spec: ModelSpec, gpu: Gpu | str) -> str | N
         return f"{spec.label} is of family {spec.family}; GPUs run {', '.join(FAMILIES)}"
     if options.dtype == "float32":
         return "dtype=float32 is the CPU's; on GPUs activations are bfloat16"
+    if spec.mla is not None:
+        reason = unfit(spec, spec.mla, options.kv_cache_dtype != "bfloat16")
+        return reason and f"{spec.label}: {reason}, which the GPU's kernels need"
     return None
 
 
@@ -114,8 +117,10 @@ def device_plan(
 
 def native_bytes(spec: ModelSpec) -> int:
     """The backbone as models/native_v4.py holds it: stored types, but scales of FP8 matrices as float32, and for FP4
-    experts a float32 factor a row beside their scales (kernels/experts ``prepare``).
+    experts a float32 factor a row beside their scales (kernels/experts ``prepare``). V2 and V3: ``mla_weights``.
     """
+    if spec.mla is not None:
+        return mla_weights(spec, spec.mla)
     total = 0
     for entry in inventory(spec):
         if is_drafter(entry.name, spec):
@@ -152,7 +157,11 @@ def step_bytes(spec: ModelSpec, tokens: int, bound: int, cache: CacheKind) -> in
                compressors' inputs in float32, choices; then the output [T, H d], or before it the scores (at most
                SCORE_BYTES); for the whole context rows [L / r, d] in bfloat16 and index keys
     experts    hidden [T k, 2 F], activations in FP8, outputs [T k, D]; the shared expert's; router's logits
+
+    V2 and V3: ``mla_step_bytes``.
     """
+    if spec.mla is not None:
+        return mla_step_bytes(spec, spec.mla, tokens, bound)
     c, ix, hyper, moe, d = spec.compressed, spec.indexer, spec.hyper, spec.moe, spec.hidden
     if c is None or ix is None or hyper is None:
         raise ConfigError(f"{spec.label}: no plan for family {spec.family} on a GPU")
@@ -173,11 +182,6 @@ def step_bytes(spec: ModelSpec, tokens: int, bound: int, cache: CacheKind) -> in
     shared = max(1, moe.shared) * (2 * f * COMPUTE + quantised(f)) + d * COMPUTE
     experts = tokens * (routed + shared + 4 * moe.routed)
     return tokens * always + max(attention, experts)
-
-
-def quantised(channels: int) -> int:
-    """Bytes of a token's channels in FP8, with their scales."""
-    return channels + 4 * -(-channels // BLOCK)
 
 
 def require_device_fit(plan: MemoryPlan, gpu: Gpu, share: float, when: str) -> None:

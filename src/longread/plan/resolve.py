@@ -137,7 +137,7 @@ def _resolve_device(
         choices.note("dtype", "bfloat16", "of activations; weights are kept and multiplied as they are stored")
     if options.kv_cache_dtype == "auto":
         choices.note("kv_cache_dtype", "fp8", "as DeepSeek's own kernels keep it: half the bytes, and half the reads")
-    seqs, batched = _device_batch(options, choices)
+    seqs, batched = _device_batch(options, spec, choices)
     store_size, host = _tiers(options, choices)
     target = _step_target(options, choices)
     _check_model_len(options, spec)
@@ -210,16 +210,17 @@ def _check_drawn(options: EngineOptions) -> None:
         )
 
 
-def _device_batch(options: EngineOptions, choices: _Choices) -> tuple[int, int]:
+def _device_batch(options: EngineOptions, spec: ModelSpec, choices: _Choices) -> tuple[int, int]:
     seqs, batched = options.max_num_seqs, options.max_num_batched_tokens
     if seqs is None:
         seqs = min(DEVICE_MAX_NUM_SEQS, batched or DEVICE_MAX_NUM_SEQS)
         choices.note("max_num_seqs", seqs, "decoding rows share what is read of the weights; each takes a slot")
     if batched is None:
         batched = max(DEVICE_MAX_NUM_BATCHED_TOKENS, seqs)
+        experts = spec.moe.routed
         reason = (
-            "each of 256 experts gets 192 of its tokens, enough to multiply rather than to wait for weights; twice "
-            "as many would double a step's buffers"
+            f"each of {experts} experts gets {batched * spec.moe.top_k // experts} of its tokens, enough to multiply "
+            "rather than to wait for weights; twice as many would double a step's buffers"
         )
         choices.note("max_num_batched_tokens", batched, reason)
     _check_batch(seqs, batched)

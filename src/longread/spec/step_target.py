@@ -58,6 +58,15 @@ def bounds(slo: Slo, step_target: float | None, cost: StepCost | None, rows: int
     return Bounds(min((own, *promised)), min((STRETCH * own, *promised)))
 
 
+def slice_seconds(slo: Slo, longest: float, cost: StepCost | None, decodes: tuple[int, int]) -> float:
+    """How long a chunk, at most ``longest``, may keep ``decodes`` (rows, tokens of their contexts) waiting between two
+    steps: what a TPOT target leaves beside such a step.
+    """
+    if slo.tpot is None:
+        return longest
+    return max(0.0, min(longest, slo.tpot - (cost.decode_seconds(*decodes) if cost is not None else 0.0)))
+
+
 def least_seconds(cost: StepCost, decodes: tuple[int, int], prefix: int = 0) -> float:
     """What a step with a prompt behind ``prefix`` tokens takes whatever its target is: as much for the prompt as for
     starting both.

@@ -253,4 +253,4 @@ def test_the_loop_fits_a_screen_and_the_sampler_is_near(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(runner, "sample", spy)
     ask(GREEDY)
-    assert chains[0] == ["choose", "_choose", "_run", "_step", "step"]
+    assert chains[0] == ["choose", "_run", "_step", "step"]

@@ -28,7 +28,7 @@ from longread.weights.reader import Checkpoint
 from longread.wire.tokenizer import Tokenizer
 
 LENGTH = 600  # three pages; longer than what is absorbed
-TOLERANCE = 1e-5  # float32, sums in another order
+TOLERANCE = 2e-5  # float32, sums in another order: up to 1.3e-5 by the CPU's own
 
 
 @dataclass

@@ -197,6 +197,47 @@ def test_rows_of_many_sequences(ratio: int, index: bool, batch: int, device: str
         torch.testing.assert_close(got, want, equal_nan=True, **BOUND)
 
 
+@pytest.mark.parametrize("ratio", [4, 128, 0])
+@pytest.mark.parametrize("kind", ["float32", "packed"])
+def test_what_a_token_leaves_in_a_layer(ratio: int, kind: str, device: str) -> None:
+    """Every compressor of the layer and the window's ring, as one by one; padding touches nothing."""
+    batch, rope, d = 4, 32, 128
+    g = torch.Generator().manual_seed(ratio)
+    positions = torch.tensor([255, -1, 131, 6], dtype=torch.int32, device=device)
+    slots = torch.tensor([3, 0, 1, 2], dtype=torch.int32, device=device)
+    where = Rows(positions, slots, torch.randperm(2 * batch, generator=g).view(batch, 2).int().to(device), 2 * PAGE)
+    latent = torch.randn(batch, d, generator=g).to(device)
+    width = store_of(4, d, rope, False, kind, device).shape[-1]
+    kinds = [(False, d, rope), (True, 32, 8)][: {4: 2, 128: 1, 0: 0}[ratio]]
+    made = [compressed(batch, n, r, ratio, index, batch, device) for index, n, r in kinds]
+    angles = [turns(positions.clamp(min=0) // ratio * ratio, s.rope) for s in made]
+    held = [[torch.randn(r.shape, generator=g).abs().to(device) for r in s.rings(batch + 1)] for s in made]
+    done = []
+    for op in (fast, device_ref):
+        ring = torch.zeros(
+            batch + 1, 128, width, dtype=torch.uint8 if kind == "packed" else latent.dtype, device=device
+        )
+        parts = [
+            device_ref.Part(
+                s.kv, s.gate, s.ape, tuple(r.clone() for r in rings), s.gain, *turn,
+                store_of(ratio, len(s.gain), s.rope, s.index, kind, device), ratio, s.index,
+            )
+            for s, rings, turn in zip(made, held, angles, strict=True)
+        ]  # fmt: skip
+        op.layer_rows(parts, latent, ring, 1e-6, where)
+        done.append((parts, ring))
+    assert torch.equal(done[0][1], done[1][1])
+    for got, want, s in zip(done[0][0], done[1][0], made, strict=True):
+        written = torch.zeros(PAGES, PAGE // ratio, dtype=torch.bool, device=device)
+        for b, position in enumerate(positions.tolist()):
+            if position >= 0 and position % ratio == ratio - 1:
+                window = position // ratio
+                written[int(where.tables[b, window // (PAGE // ratio)]), window % (PAGE // ratio)] = True
+        compare(got.store, want.store, written, len(s.gain), s.rope, s.index)
+        for mine, theirs in zip(got.rings, want.rings, strict=True):
+            torch.testing.assert_close(mine, theirs, **BOUND)
+
+
 @pytest.mark.parametrize(("ratio", "index"), KINDS)
 @pytest.mark.parametrize("start", [0, 1, 128])
 def test_a_kept_state_is_that_of_a_chunk_which_ends_there(ratio: int, index: bool, start: int, device: str) -> None:

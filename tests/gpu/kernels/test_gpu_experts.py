@@ -33,15 +33,23 @@ def moe(routed: int = 16, top_k: int = 4, **changes: object) -> MoESpec:
 
 def made(kind: str, e: int, d: int, f: int, device: str) -> ref.ExpertWeights:
     """Random weights whose products with unit activations have the size of one."""
+
+    def drawn(rows: int, columns: int, dtype: torch.dtype, size: float = 1.0) -> Tensor:
+        """One expert at a time: several processes test on one device, and all experts in float32 are 26 GB."""
+        out = torch.empty(e, rows, columns, dtype=dtype, device=device)
+        for expert in out:
+            expert.copy_(torch.randn(rows, columns, device=device) * size)
+        return out
+
     if kind == "plain":
         dtype = torch.float32 if INTERPRETED else torch.bfloat16
-        w13, w2 = torch.randn(e, 2 * f, d, device=device), torch.randn(e, d, f, device=device)
-        return ref.ExpertWeights("plain", (w13 * d**-0.5).to(dtype), None, (w2 * f**-0.5).to(dtype), None)
+        w13, w2 = drawn(2 * f, d, dtype, d**-0.5), drawn(d, f, dtype, f**-0.5)
+        return ref.ExpertWeights("plain", w13, None, w2, None)
     if kind == "fp8":
-        w13, w2 = torch.randn(e, 2 * f, d, device=device), torch.randn(e, d, f, device=device)
+        w13, w2 = drawn(2 * f, d, torch.float8_e4m3fn), drawn(d, f, torch.float8_e4m3fn)
         s13 = (torch.rand(e, 2 * (f // 128), d // 128, device=device) + 0.5) * d**-0.5
         s2 = (torch.rand(e, d // 128, f // 128, device=device) + 0.5) * f**-0.5
-        return ref.ExpertWeights("fp8", w13.to(torch.float8_e4m3fn), s13, w2.to(torch.float8_e4m3fn), s2)
+        return ref.ExpertWeights("fp8", w13, s13, w2, s2)
 
     def codes(*shape: int) -> Tensor:
         return torch.randint(0, 256, shape, dtype=torch.uint8, device=device)

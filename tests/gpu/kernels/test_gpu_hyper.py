@@ -75,6 +75,15 @@ def test_enter(tokens: int, d: int, first: bool, device: str) -> None:
         assert torch.equal(got.q.scales, exact.scales) and got.q.scales.stride(0) == 1
 
 
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("tokens, d", [(33, 128), (70, 192)])
+def test_the_kernels_of_many_tokens(
+    tokens: int, d: int, first: bool, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fast, "MANY", 16)
+    test_enter(tokens, d, first, device)
+
+
 @pytest.mark.parametrize("tokens, d", SIZES)
 def test_leave(tokens: int, d: int, device: str) -> None:
     streams, y, post, a, parts, gain = made(tokens, d, 4, device)

@@ -253,6 +253,27 @@ def test_a_chunk_at_real_sizes(device: str, seed: int, start: int, length: int, 
 
 
 @pytest.mark.skipif(interpreted, reason="real sizes")
+@pytest.mark.parametrize("by_hand", [False, True])
+@pytest.mark.parametrize(
+    "seed, start, length, padded", [(1, 0, 2900, 2900), (2, 30001, 61, 64), (3, 130000, 1, 1), (4, 1040000, 9, 11)]
+)
+def test_a_chunk_chooses_exactly_at_real_sizes(
+    device: str, seed: int, start: int, length: int, padded: int, by_hand: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "HOPPER", by_hand)
+    g, heads, di, top_k = _generator(seed), 64, 128, 512
+    bound = start + length + 37
+    pages = bound // 256 + 4
+    store = _pool(pages, di, True, True, g).to(device)
+    where = _chunk(start, length, padded, _table(bound // 4, pages, g), bound, device)
+    q, w = _queries(padded, heads, di, FP8, True, g)
+    q, w = q.to(device), w.to(device)
+    keys = kernels.keys(store, where, di)
+    got, want = kernels.choose_chunk(q, w, keys, where, top_k), ref.choose_chunk(q, w, keys, where, top_k)
+    assert torch.equal(got, want)
+
+
+@pytest.mark.skipif(interpreted, reason="real sizes")
 @pytest.mark.parametrize("fp8", [False, True])
 @pytest.mark.parametrize("seed, batch, bound", [(1, 1, 8192), (2, 8, 131072), (3, 1, 524288), (4, 3, 1 << 20)])
 def test_rows_at_real_sizes(device: str, seed: int, batch: int, bound: int, fp8: bool) -> None:

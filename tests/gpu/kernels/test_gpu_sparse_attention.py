@@ -97,7 +97,7 @@ CHUNKS = [(0, 1, 1), (0, 3, 3), (37, 15, 17), (700, 3, 4)]
 LONG_CHUNKS = [(0, 130, 130), (0, 700, 704), (5000, 130, 192), (1500, 1, 1)]
 
 
-@pytest.mark.parametrize("hopper", [pytest.param(True, marks=real_size), False])
+@pytest.mark.parametrize("hopper", [pytest.param("roles", marks=real_size), pytest.param("one", marks=real_size), ""])
 @pytest.mark.parametrize("kind", ["window", "chosen", "dense"])
 @pytest.mark.parametrize(
     ("shape", "start", "length", "padded"),
@@ -109,7 +109,7 @@ def test_chunk(
     kernels: object,
     device: str,
     monkeypatch: pytest.MonkeyPatch,
-    hopper: bool,
+    hopper: str,
     kind: str,
     shape: tuple[int, int, int],
     start: int,
@@ -120,7 +120,8 @@ def test_chunk(
 
     if hopper and shape == READER:
         pytest.skip("head_dim 128 has one kernel")
-    monkeypatch.setattr(chunk_triton, "HOPPER", hopper)
+    monkeypatch.setattr(chunk_triton, "HOPPER", bool(hopper))
+    monkeypatch.setattr(chunk_triton, "BY_ROLES", hopper == "roles")
     torch.manual_seed(start + length)
     heads, d, rope = shape
     ratio = {"window": 0, "chosen": 4, "dense": 128}[kind]

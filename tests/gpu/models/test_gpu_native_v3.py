@@ -120,12 +120,18 @@ def test_nothing_waits_for_the_device_and_graphs_are_the_launches(device: str) -
     chunk = Chunk(torch.tensor([0, 500, 1, 0], **int32), torch.arange(512, **int32), table, 3072)  # type: ignore[call-overload]
     chunk.positions[500:] = -1
     ids = torch.tensor(prompt(512, model.spec.vocab), device=device)
+    start, long = 1100, prompt(1280, model.spec.vocab)  # expanded, behind other keys and begun within a page
+    behind = torch.arange(start, start + 1280, **int32)  # type: ignore[call-overload]
+    behind[1200:] = -1
+    place = Chunk(torch.tensor([start, 1200, 1, 0], **int32), behind, table, 3072, (start, 1200))  # type: ignore[call-overload]
+    long_ids = torch.tensor(long, device=device)
     positions = torch.tensor([500, -1], **int32)  # type: ignore[call-overload]
     rows = Rows(positions, torch.tensor([1, 0], **int32), table.repeat(2, 1), 3072)  # type: ignore[call-overload]
     for mode in ("default", "error"):  # the first run compiles
         torch.cuda.set_sync_debug_mode(mode)
         try:
             model.chunk(ids, chunk, driver.state, last=True)
+            model.chunk(long_ids, place, driver.state, last=True)
             eager = model.rows(ids[:2], rows, driver.state)
         finally:
             torch.cuda.set_sync_debug_mode("default")

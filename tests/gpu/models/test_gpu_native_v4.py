@@ -139,3 +139,28 @@ def test_nothing_waits_for_the_device_and_graphs_are_the_launches(device: str) -
     graph.replay()
     assert captured.isfinite().all()
     assert functional.cosine_similarity(captured[0], eager[0], dim=0) > 0.99  # cut products are summed in any order
+
+
+@on_a_gpu
+def test_launches_beside_change_no_bits(device: str) -> None:
+    """Decode on two streams, as launches and as a graph, from the same state."""
+    from longread.kernels.places import Rows
+
+    model = made(reduced(), device)
+    driver = Driver(model.spec, model, dtype=torch.bfloat16, pages=16, slots=2, cache="fp8", device=device)
+    driver.step([(1, prompt(2500, model.spec.vocab))], all_rows=False)
+    int32 = {"dtype": torch.int32, "device": device}
+    table = torch.tensor(driver.tables[1] + [0] * 2, **int32)  # type: ignore[call-overload]
+    positions = torch.tensor([2500, -1], **int32)  # type: ignore[call-overload]
+    rows = Rows(positions, torch.tensor([1, 0], **int32), table.repeat(2, 1), 3072)  # type: ignore[call-overload]
+    ids = torch.tensor([5, 0], device=device)
+    plain = model.rows(ids, rows, {name: kept.clone() for name, kept in driver.state.items()})
+    model.beside.on = True
+    eager = model.rows(ids, rows, {name: kept.clone() for name, kept in driver.state.items()})
+    state = {name: kept.clone() for name, kept in driver.state.items()}
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = model.rows(ids, rows, state)
+    graph.replay()
+    assert torch.equal(plain[0], eager[0])
+    assert torch.equal(plain[0], captured[0])

@@ -7,6 +7,9 @@ Rings, of all slots. Ratio 4: (kv, score), float32 [slots, 8, 2d], token p at ro
 float32 [slots, d], an online softmax of the open window. A score already contains its position bias ``ape``.
 """
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -15,8 +18,33 @@ from longread.kernels.compressor import ref
 from longread.kernels.norm.ref import rms_norm
 from longread.kernels.places import Chunk, Rows
 from longread.kernels.rope.ref import apply_interleaved
+from longread.kernels.window import ref as window
 
 PAGE = 256  # tokens
+
+
+class Part(NamedTuple):
+    """One compressor of a layer and what a step's tokens bring to it: arguments of ``rows``."""
+
+    kv: Tensor
+    gate: Tensor
+    ape: Tensor
+    rings: tuple[Tensor, ...]
+    gain: Tensor
+    cos: Tensor
+    sin: Tensor
+    store: Tensor
+    ratio: int
+    index_keys: bool
+
+
+def layer_rows(parts: Sequence[Part], latent: Tensor, ring: Tensor, eps: float, where: Rows) -> None:
+    """All that one token of each of B sequences leaves in a layer: ``rows`` of each of up to two compressors (two only
+    of ratio 4), and its latent [B, d] in the window's ring (window.ref).
+    """
+    for p in parts:
+        rows(p.kv, p.gate, p.ape, p.rings, p.gain, eps, p.cos, p.sin, p.store, where, p.ratio, p.index_keys)
+    window.rows(latent, ring, where)
 
 
 def rows(

@@ -1,11 +1,14 @@
 """V4's compressors on a GPU: see ``device_ref.py``. All of it is bounded by reading kv and gate once.
 
-Decode is one launch, a program a sequence. A chunk is two: one pools its windows and one brings the rings up to date,
-since a window may need what the ring held before; of ratio 128 the first pools in blocks of channels, which a window's
-norm must see together. A program that has no window leaves at once, so grids depend on the batch's shape alone.
+Decode is one launch for all that a token leaves in a layer, the window's row too, a program a sequence for each. A
+chunk is two: one pools its windows and one brings the rings up to date, since a window may need what the ring held
+before; of ratio 128 the first pools in blocks of channels, which a window's norm must see together. A program that has
+no window leaves at once, so grids depend on the batch's shape alone.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
+
+from collections.abc import Sequence
 
 import torch
 import triton
@@ -13,7 +16,12 @@ import triton.language as tl
 from torch import Tensor
 
 from longread.kernels.cache_rows.triton import store_index, store_latent
+from longread.kernels.compressor.device_ref import Part
+from longread.kernels.overlap import begin, overlap, ready
 from longread.kernels.places import Chunk, Rows
+from longread.kernels.window.ref import SIZE
+from longread.kernels.window.triton import packed_rope, put_row
+from longread.kernels.window.triton import rows as window_rows
 
 PAGE = 256  # tokens
 NUMBERS, LATENT, INDEX = 0, 1, 2  # what a row of the store holds
@@ -24,7 +32,9 @@ LONG_CHANNELS = 64
 LONG_WARPS = 8
 FINISH_WARPS = 4
 # Small tensors of a step may lie anywhere in one buffer, and tables have any width: no variant of a kernel for each.
+WINDOW = tl.constexpr(SIZE)
 LOOSE = ("positions", "slots", "tables", "meta", "table", "cos", "sin")
+ROWS_LOOSE = ("positions", "slots", "tables", "a_cos", "a_sin", "b_cos", "b_sin")
 
 
 def rows(
@@ -42,16 +52,40 @@ def rows(
     index: bool,
 ) -> None:
     """See ``device_ref.rows``."""
-    if not kv.shape[0]:
+    part = Part(kv, gate, ape, rings, gain, cos, sin, store, ratio, index)
+    _launched((part,), None, None, eps, where)
+
+
+def layer_rows(parts: Sequence[Part], latent: Tensor, ring: Tensor, eps: float, where: Rows) -> None:
+    """See ``device_ref.layer_rows``; one launch, a program for each part and one for the window."""
+    if parts:
+        _launched(parts, latent, ring, eps, where)
+    else:
+        window_rows(latent, ring, where)
+
+
+def _launched(parts: Sequence[Part], latent: Tensor | None, ring: Tensor | None, eps: float, where: Rows) -> None:
+    first, second = parts[0], parts[-1]  # where there is no second, the first stands in its place and nobody looks
+    batch, programs = first.kv.shape[0], len(parts) + (latent is not None)
+    if not batch:
         return
-    first, second = rings[0], rings[1]
-    kernel = _overlap_rows if ratio == 4 else _online_rows
-    kernel[(kv.shape[0],)](
-        kv, gate, ape, first, second, rings[-1], gain, eps, cos, sin, store, where.positions, where.slots,
-        where.tables, kv.stride(0), gate.stride(0), first.stride(0), second.stride(0), rings[-1].stride(0),
-        store.stride(0), where.tables.stride(0), **_shape(gain, cos, store, ratio, index),
-        num_warps=_warps(gain),
+    empty = first.kv if latent is None else latent
+    held = first.store if ring is None else ring
+    shapes = [_shape(part.gain, part.cos, part.store, part.ratio, part.index_keys) for part in (first, second)]
+    _rows[batch, programs](
+        *_arguments(first), *_arguments(second), empty, held, where.positions, where.slots, where.tables, eps,
+        empty.stride(0), held.stride(0), held.stride(1), where.tables.stride(0),
+        PARTS=len(parts), RATIO=first.ratio, **{"A_" + name: size for name, size in shapes[0].items()},
+        **{"B_" + name: size for name, size in shapes[1].items()}, W_D=empty.shape[1],
+        W_ROPE=0 if latent is None else packed_rope(empty, held),
+        W_BLOCK=max(64, triton.next_power_of_2(empty.shape[1])), num_warps=_warps(first.gain), **overlap(),
     )  # fmt: skip
+
+
+def _arguments(part: Part) -> tuple[Tensor | int, ...]:
+    first, second, last = part.rings[0], part.rings[1], part.rings[-1]
+    strides = [x.stride(0) for x in (part.kv, part.gate, first, second, last, part.store)]
+    return part.kv, part.gate, part.ape, first, second, last, part.gain, part.cos, part.sin, part.store, *strides
 
 
 def chunk(
@@ -159,83 +193,123 @@ def _row(store, table, window, store_page, WIDTH: tl.constexpr, PER_PAGE: tl.con
     return store + page * store_page + (window % PER_PAGE) * WIDTH
 
 
-@triton.jit(do_not_specialize=("table_row",), do_not_specialize_on_alignment=LOOSE)
-def _overlap_rows(
-    kv, gate, ape, ring_kv, ring_score, unused, gain, eps, cos, sin, store, positions, slots, tables,
-    kv_row, gate_row, ring_slot, score_slot, unused_slot, store_page, table_row,
+@triton.jit
+def _overlap_row(
+    kv, gate, ape, ring_kv, ring_score, gain, cos, sin, store, kv_row, gate_row, ring_slot, score_slot, store_page,
+    eps, b, position, slot, table,
     D: tl.constexpr, ROPE: tl.constexpr, FORM: tl.constexpr, WIDTH: tl.constexpr, PER_PAGE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    b = tl.program_id(0)
-    position = tl.load(positions + b)
-    if position >= 0:
-        slot = tl.load(slots + b).to(tl.int64)
-        c = tl.arange(0, BLOCK)
-        here, phase, at = c < D, position % 4, position % 8
-        kv += b.to(tl.int64) * kv_row
-        gate += b.to(tl.int64) * gate_row
-        ape += phase * 2 * D
-        ring_kv += slot * ring_slot
-        ring_score += slot * score_slot
-        early = tl.load(kv + c, mask=here, other=0.0).to(tl.float32)
-        late = tl.load(kv + D + c, mask=here, other=0.0).to(tl.float32)
-        early_score = tl.load(gate + c, mask=here, other=0.0).to(tl.float32) + tl.load(ape + c, mask=here, other=0.0)
-        score = tl.load(gate + D + c, mask=here, other=0.0).to(tl.float32) + tl.load(ape + D + c, mask=here, other=0.0)
-        tl.store(ring_kv + at * 2 * D + c, early, mask=here)
-        tl.store(ring_kv + at * 2 * D + D + c, late, mask=here)
-        tl.store(ring_score + at * 2 * D + c, early_score, mask=here)
-        tl.store(ring_score + at * 2 * D + D + c, score, mask=here)
-        if phase == 3:
-            # The newest token comes from registers; no other row that is read here has been written here.
-            top, total, acc = score, tl.full((BLOCK,), 1.0, tl.float32), late
-            for r in tl.static_range(7):
-                if r < 4:  # the window before, first channels
-                    offset = (at // 4 * 4 + 4 + r) % 8 * 2 * D
-                else:  # this window, second channels
-                    offset = (at // 4 * 4 + r - 4) * 2 * D + D
-                s = tl.load(ring_score + offset + c, mask=here, other=0.0)
-                x = tl.load(ring_kv + offset + c, mask=here, other=0.0)
-                new = tl.maximum(top, s)
-                keep, add = tl.exp(top - new), tl.exp(s - new)
-                total = total * keep + add
-                acc = acc * keep + x * add
-                top = new
-            pooled = tl.where(here, acc / total, 0.0)
-            row = _row(store, tables + b.to(tl.int64) * table_row, position // 4, store_page, WIDTH, PER_PAGE)
-            _finish(pooled, gain, eps, cos + b * (ROPE // 2), sin + b * (ROPE // 2), row, D, ROPE, FORM, BLOCK)
+    """A token of ratio 4. slot, and b of the token: int64."""
+    c = tl.arange(0, BLOCK)
+    here, phase, at = c < D, position % 4, position % 8
+    kv += b * kv_row
+    gate += b * gate_row
+    ape += phase * 2 * D
+    ring_kv += slot * ring_slot
+    ring_score += slot * score_slot
+    early = tl.load(kv + c, mask=here, other=0.0).to(tl.float32)
+    late = tl.load(kv + D + c, mask=here, other=0.0).to(tl.float32)
+    early_score = tl.load(gate + c, mask=here, other=0.0).to(tl.float32) + tl.load(ape + c, mask=here, other=0.0)
+    score = tl.load(gate + D + c, mask=here, other=0.0).to(tl.float32) + tl.load(ape + D + c, mask=here, other=0.0)
+    tl.store(ring_kv + at * 2 * D + c, early, mask=here)
+    tl.store(ring_kv + at * 2 * D + D + c, late, mask=here)
+    tl.store(ring_score + at * 2 * D + c, early_score, mask=here)
+    tl.store(ring_score + at * 2 * D + D + c, score, mask=here)
+    if phase == 3:
+        # The newest token comes from registers; no other row that is read here has been written here.
+        top, total, acc = score, tl.full((BLOCK,), 1.0, tl.float32), late
+        for r in tl.static_range(7):
+            if r < 4:  # the window before, first channels
+                offset = (at // 4 * 4 + 4 + r) % 8 * 2 * D
+            else:  # this window, second channels
+                offset = (at // 4 * 4 + r - 4) * 2 * D + D
+            s = tl.load(ring_score + offset + c, mask=here, other=0.0)
+            x = tl.load(ring_kv + offset + c, mask=here, other=0.0)
+            new = tl.maximum(top, s)
+            keep, add = tl.exp(top - new), tl.exp(s - new)
+            total = total * keep + add
+            acc = acc * keep + x * add
+            top = new
+        pooled = tl.where(here, acc / total, 0.0)
+        row = _row(store, table, position // 4, store_page, WIDTH, PER_PAGE)
+        _finish(pooled, gain, eps, cos + b * (ROPE // 2), sin + b * (ROPE // 2), row, D, ROPE, FORM, BLOCK)
 
 
-@triton.jit(do_not_specialize=("table_row",), do_not_specialize_on_alignment=LOOSE)
-def _online_rows(
-    kv, gate, ape, ring_top, ring_total, ring_acc, gain, eps, cos, sin, store, positions, slots, tables,
-    kv_row, gate_row, top_slot, total_slot, acc_slot, store_page, table_row,
+@triton.jit
+def _online_row(
+    kv, gate, ape, ring_top, ring_total, ring_acc, gain, cos, sin, store, kv_row, gate_row, top_slot, total_slot,
+    acc_slot, store_page, eps, b, position, slot, table,
     D: tl.constexpr, ROPE: tl.constexpr, FORM: tl.constexpr, WIDTH: tl.constexpr, PER_PAGE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    b = tl.program_id(0)
-    position = tl.load(positions + b)
+    """A token of ratio 128."""
+    c = tl.arange(0, BLOCK)
+    here, phase = c < D, position % 128
+    tops, totals = ring_top + slot * top_slot + c, ring_total + slot * total_slot + c
+    accs = ring_acc + slot * acc_slot + c
+    x = tl.load(kv + b * kv_row + c, mask=here, other=0.0).to(tl.float32)
+    score = tl.load(gate + b * gate_row + c, mask=here, other=0.0).to(tl.float32)
+    score += tl.load(ape + phase * D + c, mask=here, other=0.0)
+    old = tl.load(tops, mask=here, other=0.0)
+    new = tl.maximum(old, score)
+    keep, add = tl.exp(old - new), tl.exp(score - new)
+    total = tl.load(totals, mask=here, other=0.0) * keep + add
+    acc = tl.load(accs, mask=here, other=0.0) * keep + x * add
+    closes = phase == 127
+    tl.store(tops, tl.where(closes, float("-inf"), new), mask=here)
+    tl.store(totals, tl.where(closes, 0.0, total), mask=here)
+    tl.store(accs, tl.where(closes, 0.0, acc), mask=here)
+    if closes:
+        pooled = tl.where(here, acc / total, 0.0)
+        row = _row(store, table, position // 128, store_page, WIDTH, PER_PAGE)
+        _finish(pooled, gain, eps, cos + b * (ROPE // 2), sin + b * (ROPE // 2), row, D, ROPE, FORM, BLOCK)
+
+
+@triton.jit(do_not_specialize=("table_row",), do_not_specialize_on_alignment=ROWS_LOOSE)
+def _rows(
+    a_kv, a_gate, a_ape, a_first, a_second, a_last, a_gain, a_cos, a_sin, a_store,
+    a_kv_row, a_gate_row, a_first_slot, a_second_slot, a_last_slot, a_store_page,
+    b_kv, b_gate, b_ape, b_first, b_second, b_last, b_gain, b_cos, b_sin, b_store,
+    b_kv_row, b_gate_row, b_first_slot, b_second_slot, b_last_slot, b_store_page,
+    latent, ring, positions, slots, tables, eps, latent_row, ring_slot, ring_row, table_row,
+    PARTS: tl.constexpr, RATIO: tl.constexpr, A_D: tl.constexpr, A_ROPE: tl.constexpr, A_FORM: tl.constexpr,
+    A_WIDTH: tl.constexpr, A_PER_PAGE: tl.constexpr, A_BLOCK: tl.constexpr, B_D: tl.constexpr, B_ROPE: tl.constexpr,
+    B_FORM: tl.constexpr, B_WIDTH: tl.constexpr, B_PER_PAGE: tl.constexpr, B_BLOCK: tl.constexpr,
+    W_D: tl.constexpr, W_ROPE: tl.constexpr, W_BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """A token of program (token, part): the first compressor (A), the second (B, of ratio 4), or the window's row."""
+    begin(PDL)
+    part = tl.program_id(1)
+    token = tl.program_id(0).to(tl.int64)
+    ready(PDL)
+    position = tl.load(positions + token)
     if position >= 0:
-        slot = tl.load(slots + b).to(tl.int64)
-        c = tl.arange(0, BLOCK)
-        here, phase = c < D, position % 128
-        tops, totals = ring_top + slot * top_slot + c, ring_total + slot * total_slot + c
-        accs = ring_acc + slot * acc_slot + c
-        x = tl.load(kv + b.to(tl.int64) * kv_row + c, mask=here, other=0.0).to(tl.float32)
-        score = tl.load(gate + b.to(tl.int64) * gate_row + c, mask=here, other=0.0).to(tl.float32)
-        score += tl.load(ape + phase * D + c, mask=here, other=0.0)
-        old = tl.load(tops, mask=here, other=0.0)
-        new = tl.maximum(old, score)
-        keep, add = tl.exp(old - new), tl.exp(score - new)
-        total = tl.load(totals, mask=here, other=0.0) * keep + add
-        acc = tl.load(accs, mask=here, other=0.0) * keep + x * add
-        closes = phase == 127
-        tl.store(tops, tl.where(closes, float("-inf"), new), mask=here)
-        tl.store(totals, tl.where(closes, 0.0, total), mask=here)
-        tl.store(accs, tl.where(closes, 0.0, acc), mask=here)
-        if closes:
-            pooled = tl.where(here, acc / total, 0.0)
-            row = _row(store, tables + b.to(tl.int64) * table_row, position // 128, store_page, WIDTH, PER_PAGE)
-            _finish(pooled, gain, eps, cos + b * (ROPE // 2), sin + b * (ROPE // 2), row, D, ROPE, FORM, BLOCK)
+        slot = tl.load(slots + token).to(tl.int64)
+        table = tables + token * table_row
+        if part == 0:
+            if RATIO == 4:
+                _overlap_row(
+                    a_kv, a_gate, a_ape, a_first, a_second, a_gain, a_cos, a_sin, a_store, a_kv_row, a_gate_row,
+                    a_first_slot, a_second_slot, a_store_page, eps, token, position, slot, table,
+                    A_D, A_ROPE, A_FORM, A_WIDTH, A_PER_PAGE, A_BLOCK,
+                )  # fmt: skip
+            else:
+                _online_row(
+                    a_kv, a_gate, a_ape, a_first, a_second, a_last, a_gain, a_cos, a_sin, a_store, a_kv_row,
+                    a_gate_row, a_first_slot, a_second_slot, a_last_slot, a_store_page, eps, token, position, slot,
+                    table, A_D, A_ROPE, A_FORM, A_WIDTH, A_PER_PAGE, A_BLOCK,
+                )  # fmt: skip
+        elif part < PARTS:
+            if PARTS == 2:
+                _overlap_row(
+                    b_kv, b_gate, b_ape, b_first, b_second, b_gain, b_cos, b_sin, b_store, b_kv_row, b_gate_row,
+                    b_first_slot, b_second_slot, b_store_page, eps, token, position, slot, table,
+                    B_D, B_ROPE, B_FORM, B_WIDTH, B_PER_PAGE, B_BLOCK,
+                )  # fmt: skip
+        else:
+            place = ring + slot * ring_slot + (position % WINDOW) * ring_row
+            put_row(place, latent + token * latent_row, W_D, W_ROPE, W_BLOCK)
 
 
 @triton.jit(do_not_specialize_on_alignment=LOOSE)

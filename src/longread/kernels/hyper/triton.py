@@ -1,8 +1,9 @@
 """Hyper-connections on a GPU: four streams a token, bound by reading and writing them.
 
-``enter`` is two kernels (three for many tokens). The first takes the last output into the streams in place and, from
-what it has just written, makes partial sums of the 24 projections and of the squares over a slice of the channels. The
-second adds the partial sums in a fixed order, makes the mixing weights in registers, collapses, norms and quantises.
+``enter`` is two kernels (three for many tokens; few tokens have two of their own, few_triton.py). The first takes the
+last output into the streams in place and, from what it has just written, makes partial sums of the 24 projections and
+of the squares over a slice of the channels. The second adds the partial sums in a fixed order, makes the mixing weights
+in registers, collapses, norms and quantises.
 The projection is a float32 matrix times bfloat16 streams: the matrix is kept as two bfloat16 parts, whose sum differs
 from it by 2^-18, so tensor cores sum it as exactly as float32 would.
 
@@ -21,12 +22,14 @@ from torch import Tensor
 
 from longread.kernels.fallback import fallback
 from longread.kernels.fp8.ref import BLOCK, FP8, Quantised
+from longread.kernels.hyper import few_triton as few
 from longread.kernels.hyper import ref
+from longread.kernels.hyper.few_triton import NUMBERS, SQUARES
+from longread.kernels.hyper.few_triton import divided as _divided
+from longread.kernels.hyper.few_triton import softmax as _softmax
 from longread.kernels.hyper.ref import Entered, HyperWeights
 
 STREAMS = 4
-NUMBERS = 32  # floats of a partial sum: up to 24 projections, then the squares' sum at SQUARES
-SQUARES = tl.constexpr(24)
 MANY = 1024  # tokens from which the mixing weights have a kernel of their own: a lane a token
 
 
@@ -42,13 +45,14 @@ class Tile:
     finish_warps: int
 
 
-# By the largest number of tokens. One token: the projection's 1.6 MB are read by 128 programs at once.
+# By the largest number of tokens; up to few.MOST have kernels of their own.
 TILES: dict[int, Tile] = {
-    16: Tile(16, 32, 1, 4, 1, 8),
-    64: Tile(32, 32, 1, 8, 1, 8),
     1023: Tile(32, 64, 2, 8, 2, 8),
     1 << 62: Tile(64, 32, 16, 8, 3, 4),
 }
+TAKE_IN_MANY = Tile(64, 32, 16, 8, 2, 4)  # of MANY tokens, where they come in their order
+TAKE_IN_REGISTERS = 128  # of a thread: two programs share a multiprocessor
+WEIGH_MANY = 32  # tokens of a program
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -133,29 +137,101 @@ def _take_in(
 
 
 @triton.jit
+def _stored_and_exact(x, at, inside, ASM: tl.constexpr):
+    """float32 x rounded, stored at ``at``: what was stored, and that as float32."""
+    if ASM:  # two numbers at once; else the compiler rounds them one by one, at an eighth of the rate
+        tl.static_assert(at.dtype.element_ty == tl.bfloat16)
+        rounded, exact = tl.inline_asm_elementwise(
+            "cvt.rn.bf16x2.f32 $0, $4, $3; shl.b32 $1, $0, 16; and.b32 $2, $0, 0xFFFF0000;",
+            "=&r,=&r,=&r,r,r", [x], dtype=(tl.bfloat16, tl.float32), is_pure=True, pack=2,
+        )  # fmt: skip
+    else:
+        rounded = x.to(at.dtype.element_ty)
+        exact = rounded.to(tl.float32)
+    tl.store(at, rounded, mask=inside)
+    return rounded, exact
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _take_in_many(
+    x_ptr, y_ptr, post_ptr, a_ptr, fn_ptr, part_ptr, tokens, hidden, y_stride, part_slice, part_number,
+    N: tl.constexpr, UPDATE: tl.constexpr, ASM: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
+    """``_take_in`` of many tokens, in place: a step's four streams go through shared memory to one product at once.
+
+    Programs next to each other take slices of the same tokens. The slices are whole: slices * STEPS * BD = hidden.
+    """
+    t = tl.program_id(1).to(tl.int64) * BT + tl.arange(0, BT)
+    inside = (t < tokens)[:, None]
+    width = 4 * hidden
+    r = tl.arange(0, 64)  # fn's rows: 32 of the high part, 32 of the low part
+    k = tl.arange(0, 4 * BD)
+    fn = fn_ptr + (r // 32 * N + r % 32)[:, None] * width + ((k // BD) * hidden + k % BD)[None, :]
+    real = (r % 32 < N)[:, None]
+    p0, p1, p2, p3, a00, a01, a02, a03, a10, a11, a12, a13, a20, a21, a22, a23, a30, a31, a32, a33 = _mixing(
+        post_ptr + t[:, None] * 4, a_ptr + t[:, None] * 16, inside, UPDATE
+    )
+    sums = tl.zeros((64, BT), tl.float32)
+    squares = tl.zeros((BT, BD), tl.float32)
+    first = tl.program_id(0) * (BD * STEPS)
+    x = x_ptr + t[:, None] * width + (first + tl.arange(0, BD))[None, :]
+    ys = y_ptr + t[:, None] * y_stride + (first + tl.arange(0, BD))[None, :]
+    for i in range(STEPS):
+        x0 = tl.load(x + i * BD, mask=inside, other=0.0)
+        x1 = tl.load(x + hidden + i * BD, mask=inside, other=0.0)
+        x2 = tl.load(x + 2 * hidden + i * BD, mask=inside, other=0.0)
+        x3 = tl.load(x + 3 * hidden + i * BD, mask=inside, other=0.0)
+        f0 = x0.to(tl.float32)
+        f1 = x1.to(tl.float32)
+        f2 = x2.to(tl.float32)
+        f3 = x3.to(tl.float32)
+        if UPDATE:
+            y = tl.load(ys + i * BD, mask=inside, other=0.0).to(tl.float32)
+            g0 = p0 * y + a00 * f0 + a10 * f1 + a20 * f2 + a30 * f3
+            g1 = p1 * y + a01 * f0 + a11 * f1 + a21 * f2 + a31 * f3
+            g2 = p2 * y + a02 * f0 + a12 * f1 + a22 * f2 + a32 * f3
+            g3 = p3 * y + a03 * f0 + a13 * f1 + a23 * f2 + a33 * f3
+            x0, f0 = _stored_and_exact(g0, x + i * BD, inside, ASM)
+            x1, f1 = _stored_and_exact(g1, x + hidden + i * BD, inside, ASM)
+            x2, f2 = _stored_and_exact(g2, x + 2 * hidden + i * BD, inside, ASM)
+            x3, f3 = _stored_and_exact(g3, x + 3 * hidden + i * BD, inside, ASM)
+        squares += f0 * f0 + f1 * f1 + f2 * f2 + f3 * f3
+        # [BT, BD, 2, 2] to [BT, 4 * BD], stream by stream: within a thread's registers.
+        streams = tl.permute(tl.join(tl.join(x0, x2), tl.join(x1, x3)), (0, 2, 3, 1))
+        part_of_fn = tl.load(fn + first + i * BD, mask=real, other=0.0)
+        sums = tl.dot(part_of_fn, tl.trans(tl.reshape(streams, (BT, 4 * BD))), sums)
+    both = tl.sum(tl.reshape(sums, (2, 32, BT)), 0)
+    n = tl.arange(0, 32)
+    both = tl.where((n == SQUARES)[:, None], tl.sum(squares, 1)[None, :], both)
+    part = part_ptr + t[None, :] + tl.program_id(0) * part_slice + n[:, None] * part_number
+    tl.store(part, both, mask=(t < tokens)[None, :])
+
+
+@triton.jit
+def _mixing(p, a, inside, UPDATE: tl.constexpr):
+    """post and a of a block of tokens, a number of [BT, 1] each; zeros where nothing is taken in."""
+    inside = inside & UPDATE
+    return (
+        tl.load(p, mask=inside, other=0.0), tl.load(p + 1, mask=inside, other=0.0),
+        tl.load(p + 2, mask=inside, other=0.0), tl.load(p + 3, mask=inside, other=0.0),
+        tl.load(a, mask=inside, other=0.0), tl.load(a + 1, mask=inside, other=0.0),
+        tl.load(a + 2, mask=inside, other=0.0), tl.load(a + 3, mask=inside, other=0.0),
+        tl.load(a + 4, mask=inside, other=0.0), tl.load(a + 5, mask=inside, other=0.0),
+        tl.load(a + 6, mask=inside, other=0.0), tl.load(a + 7, mask=inside, other=0.0),
+        tl.load(a + 8, mask=inside, other=0.0), tl.load(a + 9, mask=inside, other=0.0),
+        tl.load(a + 10, mask=inside, other=0.0), tl.load(a + 11, mask=inside, other=0.0),
+        tl.load(a + 12, mask=inside, other=0.0), tl.load(a + 13, mask=inside, other=0.0),
+        tl.load(a + 14, mask=inside, other=0.0), tl.load(a + 15, mask=inside, other=0.0),
+    )  # fmt: skip
+
+
+@triton.jit
 def _number(p, i, mask, part_slice, part_number, S: tl.constexpr):
     """Number i of a token (or of a block of tokens): the sum over the slices, in their order."""
     total = tl.load(p + i * part_number, mask=mask, other=0.0)
     for s in tl.static_range(1, S):
         total += tl.load(p + s * part_slice + i * part_number, mask=mask, other=0.0)
     return total
-
-
-@triton.jit
-def _divided(x0, x1, x2, x3, eps):
-    inverse = 1.0 / (x0 + x1 + x2 + x3 + eps)
-    return x0 * inverse, x1 * inverse, x2 * inverse, x3 * inverse
-
-
-@triton.jit
-def _softmax(x0, x1, x2, x3, eps):
-    top = tl.maximum(tl.maximum(x0, x1), tl.maximum(x2, x3))
-    x0 = tl.exp(x0 - top)
-    x1 = tl.exp(x1 - top)
-    x2 = tl.exp(x2 - top)
-    x3 = tl.exp(x3 - top)
-    inverse = 1.0 / (x0 + x1 + x2 + x3)
-    return x0 * inverse + eps, x1 * inverse + eps, x2 * inverse + eps, x3 * inverse + eps
 
 
 @triton.jit
@@ -257,6 +333,8 @@ def _finish(
 ):  # fmt: skip
     """A token: its mixing weights (or those in sum_ptr [T, 4]), the collapse, the norm, FP8. BD covers the channels."""
     t = tl.program_id(0).to(tl.int64)
+    if not WEIGH:
+        t = tl.num_programs(0) - 1 - t  # of many tokens, those taken in last may still be in the L2 cache
     d = tl.arange(0, BD)
     inside = d < hidden
     x = x_ptr + t * 4 * hidden + d  # asked for first: they arrive while the weights are made
@@ -331,7 +409,10 @@ def enter(
     if quantised:
         scales = streams.new_empty(-(-hidden // BLOCK), tokens, dtype=torch.float32).t()
         q = Quantised(streams.new_empty(tokens, hidden, dtype=FP8), scales)
-    if tokens:
+    if 0 < tokens <= few.MOST:
+        part = few.take_in(streams, streams, y, post, a, None, w.fn)
+        few.finish(streams, part, w, gain, u, q, new_post, new_a, iters, eps, rms_eps)
+    elif tokens:
         how = _tile(tokens)
         part = _sums(streams, streams, y, post, a, None, w.fn, how)
         _finished(streams, part, w, gain, u, q, new_post, new_a, iters, eps, rms_eps, how)
@@ -356,9 +437,12 @@ def leave(
         return ref.leave(streams, y, post, a, rows, _joined(w), gain, eps, rms_eps)
     count, hidden = rows.shape[0], streams.shape[2]
     u = streams.new_empty(count, hidden)
-    if count:
+    taken = streams.new_empty(count, STREAMS, hidden)
+    if 0 < count <= few.MOST:
+        part = few.take_in(streams, taken, y, post, a, rows, w.fn)
+        few.finish(taken, part, w, gain, u, None, None, None, 0, eps, rms_eps)
+    elif count:
         how = _tile(count)
-        taken = streams.new_empty(count, STREAMS, hidden)
         part = _sums(streams, taken, y, post, a, rows, w.fn, how)
         _finished(taken, part, w, gain, u, None, None, None, 0, eps, rms_eps, how)
     return u
@@ -390,6 +474,8 @@ def _sums(
 ) -> Tensor:  # fmt: skip
     """The first kernel. Returns the partial sums, float32 [T, slices, 32] in either order in memory."""
     tokens, _, hidden = out.shape
+    if tokens >= MANY and out is streams and hidden % (TAKE_IN_MANY.channels * 2) == 0:
+        return _sums_of_many(streams, y, post, a, fn)
     steps = min(how.steps, triton.cdiv(hidden, how.channels))
     slices = triton.cdiv(hidden, how.channels * steps)
     if tokens >= MANY:  # read a lane a token
@@ -408,6 +494,26 @@ def _sums(
     return part
 
 
+def _sums_of_many(streams: Tensor, y: Tensor | None, post: Tensor | None, a: Tensor | None, fn: Tensor) -> Tensor:
+    """The same for MANY tokens or more, in place."""
+    tokens, _, hidden = streams.shape
+    how, steps = TAKE_IN_MANY, TAKE_IN_MANY.steps
+    while hidden % (how.channels * steps):
+        steps //= 2
+    slices = hidden // (how.channels * steps)
+    part = fn.new_empty(slices, NUMBERS, tokens, dtype=torch.float32).permute(2, 0, 1)
+    if y is not None and y.stride(1) != 1:
+        y = y.contiguous()
+    given = (streams, part, part) if y is None else (y, post, a)  # or anything, unused
+    _take_in_many[(slices, triton.cdiv(tokens, how.tokens))](
+        streams, *given, fn, part, tokens, hidden, given[0].stride(0), *part.stride()[1:],
+        N=fn.shape[1], UPDATE=y is not None, ASM=streams.is_cuda and streams.dtype == torch.bfloat16,
+        BT=how.tokens, BD=how.channels, STEPS=steps, num_warps=how.warps, num_stages=how.stages,
+        maxnreg=TAKE_IN_REGISTERS,
+    )  # fmt: skip
+    return part
+
+
 def _finished(
     x: Tensor, part: Tensor, w: HyperWeights, gain: Tensor, u: Tensor, q: Quantised | None, post: Tensor | None,
     a: Tensor | None, iters: int, eps: float, rms_eps: float, how: Tile,
@@ -418,9 +524,9 @@ def _finished(
     many = tokens >= MANY and post is not None
     own = part.new_empty(tokens, STREAMS if many else NUMBERS)
     if many:
-        _weigh_many[(triton.cdiv(tokens, 64),)](
+        _weigh_many[(triton.cdiv(tokens, WEIGH_MANY),)](
             part, w.base, w.scale, own, post, a, tokens, hidden, eps, rms_eps, *part.stride(),
-            ITERS=iters, S=slices, BT=64, num_warps=2,
+            ITERS=iters, S=slices, BT=WEIGH_MANY, num_warps=1,
         )  # fmt: skip
     values, scales = (u, part) if q is None else q
     _finish[(tokens,)](

@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from longread.kernels.overlap import begin, overlap, ready
+
 LEAST = tl.constexpr(-(1 << 31))  # below the key of any number, -inf included
 DIRECT = (128, 256, 512)  # groups of a row that is read whole: up to 8,192 scores
 PRUNED = (2048, 4096, 8192, 16384)  # groups of a row of which the maxima are read: up to 262,144 scores
@@ -116,9 +118,12 @@ def _best(
     PRUNED: tl.constexpr,
     FLAT: tl.constexpr,
     PER_PAGE: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Query first + i of a program i. logits, maxima: its row i. Rows with at most TOP_K visible take them all."""
+    begin(PDL)
     i = tl.program_id(0)
+    ready(PDL)
     visible = (tl.load(positions + first + i) + 1) // RATIO
     out += (first + i) * TOP_K
     table = tables + (first + i) * table_stride
@@ -212,6 +217,7 @@ def best(
         FLAT=tables is not None,
         PER_PAGE=per_page,
         num_warps=WARPS[kind],
+        **overlap(),
         maxnreg=REGISTERS[kind] if tables is None else None,  # a decode step has no two for one multiprocessor
     )
 

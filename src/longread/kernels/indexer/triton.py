@@ -15,8 +15,9 @@ from torch import Tensor
 
 from longread.kernels.cache_rows.triton import exponents, powers
 from longread.kernels.fallback import fallback
-from longread.kernels.indexer import ref, topk
+from longread.kernels.indexer import ref, score_gluon, topk
 from longread.kernels.indexer.ref import RATIO, Keys
+from longread.kernels.overlap import begin, overlap, ready
 from longread.kernels.places import Chunk, Rows
 
 FP8 = torch.float8_e4m3fn
@@ -26,6 +27,7 @@ WARPS = {"queries": 4, "keys": 4, "chunk": 4, "rows": 4}
 STAGES = {"chunk": 3, "chunk16": 2, "rows": 3}  # 16-bit tiles: two programs just fit a multiprocessor's shared memory
 PROGRAMS = {"chunk": 2112, "rows": 528}  # of a launch, about: some waves of what 132 multiprocessors hold at once
 SCRATCH_BYTES = 256 << 20  # of logits
+HOPPER = True  # whether ``score_gluon`` takes what it can; False: this file's kernel, to compare
 
 
 @triton.jit(do_not_specialize_on_alignment=["q", "w", "cos", "sin"])
@@ -43,11 +45,14 @@ def _queries(
     D: tl.constexpr,
     ROPE: tl.constexpr,
     QUANTISED: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    begin(PDL)
     t = tl.program_id(0).to(tl.int64)
     h = tl.arange(0, H)
     d = tl.arange(0, D)
     pair = tl.arange(0, D // 2)
+    ready(PDL)
     x = tl.load(q + t * q_stride + h[:, None] * D + d[None, :]).to(tl.float32)
     even, odd = tl.split(tl.reshape(x, (H, D // 2, 2)))
     turned = pair - (D - ROPE) // 2
@@ -89,6 +94,7 @@ def queries(q: Tensor, w: Tensor, cos: Tensor, sin: Tensor, scale: float, quanti
             ROPE=rope,
             QUANTISED=quantised,
             num_warps=WARPS["queries"],
+            **overlap(),
         )
     return out, weights
 
@@ -256,10 +262,17 @@ def _scored_chunk(
     top_k: int,
     how: topk.Plan,
 ) -> None:
-    rows, tiles = max(ROWS["chunk"], how.size), -(-count // nq)
+    by_hand = HOPPER and keys.scales is not None and nq == score_gluon.QUERIES and score_gluon.serves(q)
+    rows, tiles = max(score_gluon.STEP if by_hand else ROWS["chunk"], how.size), -(-count // nq)
     pieces = max(1, min(-(-PROGRAMS["chunk"] // tiles), n // 1024))
     span = -(-n // (pieces * rows)) * rows
-    _score_chunk[(tiles, -(-n // span))](
+    grid = (tiles, -(-n // span))
+    if by_hand and keys.scales is not None:
+        score_gluon.launch(
+            grid, q, w, keys.values, keys.scales, positions, logits, maxima, first, n, span, RATIO, top_k, how.size
+        )
+        return
+    _score_chunk[grid](
         q,
         w,
         keys.values,
@@ -315,9 +328,12 @@ def _score_rows(
     PACKED: tl.constexpr,
     PRUNED: tl.constexpr,
     STAGES: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """One query against every splits-th page of its sequence, read where it lies; ``store`` as in ``_keys``."""
+    begin(PDL)
     b = tl.program_id(1)
+    ready(PDL)
     limit = (tl.load(positions + b) + 1) // RATIO
     pages = (limit + PER_PAGE - 1) // PER_PAGE
     if (limit > TOP_K) & (tl.program_id(0) < pages):
@@ -384,6 +400,7 @@ def choose_rows(q: Tensor, w: Tensor, store: Tensor, where: Rows, top_k: int) ->
         PRUNED=how.pruned,
         STAGES=STAGES["rows"],
         num_warps=WARPS["rows"],
+        **overlap(),
     )
     topk.best(logits, maxima, where.positions, where.tables, out, 0, batch, how, RATIO, per_page)
     return out

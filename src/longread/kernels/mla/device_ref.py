@@ -16,6 +16,8 @@ from longread.kernels.places import Chunk, Rows
 from longread.kernels.rope.ref import apply_interleaved
 
 PAGE = 256  # tokens
+KEYS = 16384  # keys that kernels expand at once: 1.3 GB at 128 heads
+LEAST_KEYS = 256  # what is left of a context is cut into powers of two from here: few shapes, each planned once
 
 
 def packed_bytes(rank: int, rope: int) -> int:

@@ -24,7 +24,7 @@ from torch.nn import functional
 from longread.kernels.fallback import fallback
 from longread.kernels.fp8.ref import BLOCK, FP8, Quantised
 from longread.kernels.mla import device_ref, rows_gluon
-from longread.kernels.mla.device_ref import PAGE, packed_bytes
+from longread.kernels.mla.device_ref import KEYS, LEAST_KEYS, PAGE, packed_bytes
 from longread.kernels.mla.ref import LOG2E
 from longread.kernels.norm.triton import to_fp8
 from longread.kernels.places import Chunk, Rows
@@ -32,8 +32,6 @@ from longread.kernels.places import Chunk, Rows
 SMS = 132
 MOST_SPLITS = 64
 SPLIT_COST = 4  # what beginning a part and putting it together cost, in key blocks
-KEYS = 16384  # keys expanded at once: 1.3 GB at 128 heads
-LEAST_KEYS = 256  # what is left of a context is cut into powers of two from here: few shapes, each planned once
 
 
 class Tile(NamedTuple):

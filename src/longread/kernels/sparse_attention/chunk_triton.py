@@ -16,7 +16,7 @@ from longread.kernels.fallback import fallback
 from longread.kernels.fp8.ref import Quantised
 from longread.kernels.fp8.triton import turn_back
 from longread.kernels.places import Chunk
-from longread.kernels.sparse_attention import chunk_gluon
+from longread.kernels.sparse_attention import chunk_gluon, chunk_roles_gluon
 from longread.kernels.sparse_attention import device_ref as ref
 from longread.kernels.sparse_attention.prologue_triton import LOG2E, normalised
 from longread.kernels.sparse_attention.results import parts, result
@@ -36,6 +36,7 @@ CONFIGS: dict[int, Config] = {  # by D
 }
 MAX_HEADS = 64  # of a program
 HOPPER = True  # whether ``chunk_gluon`` takes what it can; False: this file's kernel, to compare
+BY_ROLES = False  # whether ``chunk_roles_gluon`` does it then
 
 
 def chunk_turned(
@@ -55,7 +56,8 @@ def chunk_turned(
     chosen = None if chosen is None else chosen.contiguous()
     if HOPPER and _hopper(q, window):
         out = result(q, quantised)
-        chunk_gluon.launch(q, eps, cos, sin, sink, scale, slab, rows, chosen, ratio, where.positions, *parts(out))
+        by_hand = chunk_roles_gluon if BY_ROLES and window >= chunk_roles_gluon.LEAST_WINDOW else chunk_gluon
+        by_hand.launch(q, eps, cos, sin, sink, scale, slab, rows, chosen, ratio, where.positions, *parts(out))
         return out
     o = q.new_empty(tokens, heads, d)
     block = max(16, min(MAX_HEADS, triton.next_power_of_2(heads)))

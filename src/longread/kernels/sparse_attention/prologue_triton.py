@@ -38,7 +38,7 @@ def normalised(q, cos, sin, scratch, head, heads, eps, scale, D: tl.constexpr, P
 
 
 @triton.jit
-def ready(q, cos, sin, head, heads, eps, scale, D: tl.constexpr, PAIRS: tl.constexpr):
+def turned(q, cos, sin, head, heads, eps, scale, D: tl.constexpr, PAIRS: tl.constexpr):
     """The same queries rotated only, and what their products are to be multiplied by, [M]: for few heads."""
     at = head[:, None] * D + tl.arange(0, D)[None, :]
     raw = tl.load(q + at, mask=head[:, None] < heads, other=0.0).to(tl.float32)

@@ -16,6 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from longread.kernels.overlap import begin, overlap, ready
 from longread.kernels.sparse_attention.chunk_gluon import queries_ready
 
 D, ROPE, WIDTH, BM, BN, WARPS = 512, 64, 584, 64, 64, 8
@@ -24,7 +25,7 @@ PROGRAMS = 132  # how many the keys are split for: one fits on an SM
 
 def launch(grid: tuple[int, int, int], given: tuple[Any, ...], sizes: tuple[Any, ...]) -> None:
     """given, sizes: the arguments of ``_part`` from q to splits, and from WINDOW to PER_PAGE."""
-    _part[grid](*given, *sizes, BM, BN, num_warps=WARPS)
+    _part[grid](*given, *sizes, BM, BN, num_warps=WARPS, **overlap())
 
 
 @gluon.jit
@@ -92,6 +93,7 @@ def _part(
     q, q_token, cos, sin, ring, store, places, places_token, positions, slots, parts, peaks, totals, heads, most,
     eps, scale, splits, WINDOW: gl.constexpr, D: gl.constexpr, ROPE: gl.constexpr, WIDTH: gl.constexpr,
     RATIO: gl.constexpr, CHOSEN: gl.constexpr, PER_PAGE: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr,
+    PDL: gl.constexpr,
 ):  # fmt: skip
     """places: int32 [B, most] at stride places_token, chosen rows or page tables."""
     COPY: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [8, 1], [1, 0])
@@ -102,16 +104,16 @@ def _part(
     KEY: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, PACK))
     SEEN: gl.constexpr = gl.SliceLayout(0, SCORES)
     token, split = gl.program_id(0), gl.program_id(2)
+    begin(PDL)
     wide = token.to(gl.int64)
+    ready(PDL)
     position, slot = gl.load(positions + token), gl.load(slots + token)
     count = 0
     if RATIO > 0:
         count = (position + 1) // RATIO
         if CHOSEN:
             count = gl.minimum(count, most)
-    tiles = WINDOW // BN + gl.cdiv(count, BN)
-    if position < 0:
-        tiles = 0
+    tiles = gl.where(position < 0, 0, WINDOW // BN + gl.cdiv(count, BN))
     mine = places + wide * places_token
     queries = gl.allocate_shared_memory(gl.bfloat16, [BM, D], SWIZZLED)
     keys = gl.allocate_shared_memory(gl.bfloat16, [2, BN, D], SWIZZLED)

@@ -15,10 +15,11 @@ from torch import Tensor
 from longread.kernels.cache_rows.triton import exponents, powers
 from longread.kernels.fallback import fallback
 from longread.kernels.fp8.ref import BLOCK, Quantised
+from longread.kernels.overlap import begin, overlap, ready
 from longread.kernels.places import Rows
 from longread.kernels.sparse_attention import device_ref as ref
 from longread.kernels.sparse_attention import rows_gluon
-from longread.kernels.sparse_attention.prologue_triton import LOG2E, ready, unpacked
+from longread.kernels.sparse_attention.prologue_triton import LOG2E, turned, unpacked
 from longread.kernels.sparse_attention.results import parts as values_and_scales
 from longread.kernels.sparse_attention.results import result
 from longread.spec.state import PAGE_TOKENS
@@ -65,13 +66,14 @@ def rows_turned(
     if hopper:
         rows_gluon.launch((batch, groups, splits), given, sizes)
     else:
-        _part[(batch, groups, splits)](*given, *sizes, packed, HEADS, TILE, num_warps=WARPS, num_stages=1)
+        _part[(batch, groups, splits)](*given, *sizes, packed, HEADS, TILE, num_warps=WARPS, num_stages=1, **overlap())
     out = result(q, quantised)
     values, scales = values_and_scales(out)
     channels = d if batch >= WIDE_BATCH or d < BLOCK else BLOCK
     _combine[(batch, heads, d // channels)](
         parts, sums[0], sums[1], sink, cos, sin, values, cos if scales is None else scales, splits,
         0 if scales is None else scales.stride(1), d, rope // 2, scales is not None, channels, PARTS, num_warps=4,
+        **overlap(),
     )  # fmt: skip
     return out
 
@@ -117,10 +119,12 @@ def _part(
     q, q_token, cos, sin, ring, store, places, places_token, positions, slots, parts, peaks, totals, heads, most,
     eps, scale, splits, WINDOW: tl.constexpr, D: tl.constexpr, ROPE: tl.constexpr, WIDTH: tl.constexpr,
     RATIO: tl.constexpr, CHOSEN: tl.constexpr, PER_PAGE: tl.constexpr, PACKED: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr,
+    BN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """places: int32 [B, most] at stride places_token, chosen rows or page tables."""
+    begin(PDL)
     token, split = tl.program_id(0), tl.program_id(2)
+    ready(PDL)
     position = tl.load(positions + token)
     slot = tl.load(slots + token)
     head = tl.program_id(1) * BM + tl.arange(0, BM)
@@ -140,7 +144,7 @@ def _part(
         BN,
     )  # fmt: skip
     angles = token * (ROPE // 2)
-    query, factor = ready(q + wide * q_token, cos + angles, sin + angles, head, heads, eps, scale, D, ROPE // 2)
+    query, factor = turned(q + wide * q_token, cos + angles, sin + angles, head, heads, eps, scale, D, ROPE // 2)
     peak = tl.full((BM,), -1e30, tl.float32)  # finite, so that a tile without keys is no NaN
     total = tl.zeros((BM, BN), tl.float32)
     acc = tl.zeros((BM, D), tl.float32)
@@ -167,13 +171,15 @@ def _part(
 @triton.jit(do_not_specialize=["splits", "scale_stride"])
 def _combine(
     parts, peaks, totals, sink, cos, sin, out, scales, splits, scale_stride, D: tl.constexpr, PAIRS: tl.constexpr,
-    QUANTISED: tl.constexpr, C: tl.constexpr, PARTS: tl.constexpr,
+    QUANTISED: tl.constexpr, C: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """C channels of one head: the parts in proportion to their sums, the sink among them; rotated back, stored."""
+    begin(PDL)
     token, head, piece = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     batch, heads = tl.num_programs(0), tl.num_programs(1)
     channel = piece * C + tl.arange(0, C)
     drain = tl.load(sink + head) * LOG2E
+    ready(PDL)
     pair = piece * (C // 2) + tl.arange(0, C // 2) - (D // 2 - PAIRS)
     c = tl.load(cos + token * PAIRS + pair, mask=pair >= 0, other=1.0)
     s = tl.load(sin + token * PAIRS + pair, mask=pair >= 0, other=0.0)

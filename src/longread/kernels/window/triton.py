@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from longread.kernels.cache_rows.triton import load_latent, store_latent
+from longread.kernels.overlap import begin, overlap, ready
 from longread.kernels.places import Chunk, Rows
 from longread.kernels.window.ref import SIZE, rope_of
 
@@ -20,7 +21,7 @@ def rows(kv: Tensor, ring: Tensor, where: Rows) -> None:
     if kv.shape[0]:
         _rows[(kv.shape[0],)](
             kv, ring, where.positions, where.slots, kv.stride(0), ring.stride(0), ring.stride(1),
-            D=kv.shape[1], ROPE=_rope(kv, ring), BLOCK=_block(kv), SIZE=SIZE, num_warps=WARPS,
+            D=kv.shape[1], ROPE=packed_rope(kv, ring), BLOCK=_block(kv), SIZE=SIZE, num_warps=WARPS, **overlap(),
         )  # fmt: skip
 
 
@@ -39,11 +40,11 @@ def keep(ring: Tensor, kv: Tensor, where: Chunk) -> None:
     if kv.shape[0]:
         _keep[(min(SIZE, kv.shape[0]),)](
             kv, ring, where.meta, kv.stride(0), ring.stride(0), ring.stride(1),
-            D=kv.shape[1], ROPE=_rope(kv, ring), BLOCK=_block(kv), SIZE=SIZE, num_warps=WARPS,
+            D=kv.shape[1], ROPE=packed_rope(kv, ring), BLOCK=_block(kv), SIZE=SIZE, num_warps=WARPS,
         )  # fmt: skip
 
 
-def _rope(kv: Tensor, ring: Tensor) -> int:
+def packed_rope(kv: Tensor, ring: Tensor) -> int:
     """Rotated channels of a packed latent; 0 where the ring holds numbers."""
     return rope_of(kv.shape[1], ring.shape[2]) if ring.dtype == torch.uint8 else 0
 
@@ -53,7 +54,7 @@ def _block(kv: Tensor) -> int:
 
 
 @triton.jit
-def _put(ring, kv, D: tl.constexpr, ROPE: tl.constexpr, BLOCK: tl.constexpr):
+def put_row(ring, kv, D: tl.constexpr, ROPE: tl.constexpr, BLOCK: tl.constexpr):
     """The row at ``kv`` to the row at ``ring``."""
     c = tl.arange(0, BLOCK)
     x = tl.load(kv + c, mask=c < D, other=0.0)
@@ -66,13 +67,15 @@ def _put(ring, kv, D: tl.constexpr, ROPE: tl.constexpr, BLOCK: tl.constexpr):
 @triton.jit(do_not_specialize_on_alignment=LOOSE)
 def _rows(
     kv, ring, positions, slots, kv_row, ring_slot, ring_row,
-    D: tl.constexpr, ROPE: tl.constexpr, BLOCK: tl.constexpr, SIZE: tl.constexpr,
+    D: tl.constexpr, ROPE: tl.constexpr, BLOCK: tl.constexpr, SIZE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    begin(PDL)
     b = tl.program_id(0)
+    ready(PDL)
     position = tl.load(positions + b)
     if position >= 0:
         slot = tl.load(slots + b).to(tl.int64)
-        _put(ring + slot * ring_slot + (position % SIZE) * ring_row, kv + b.to(tl.int64) * kv_row, D, ROPE, BLOCK)
+        put_row(ring + slot * ring_slot + (position % SIZE) * ring_row, kv + b.to(tl.int64) * kv_row, D, ROPE, BLOCK)
 
 
 @triton.jit(do_not_specialize_on_alignment=LOOSE)
@@ -105,7 +108,7 @@ def _keep(
     start, length, slot = tl.load(meta), tl.load(meta + 1), tl.load(meta + 2).to(tl.int64)
     token = length - 1 - tl.program_id(0)  # of the chunk
     if token >= 0:
-        _put(
+        put_row(
             ring + slot * ring_slot + ((start + token) % SIZE) * ring_row, kv + token.to(tl.int64) * kv_row,
             D, ROPE, BLOCK,
         )  # fmt: skip
