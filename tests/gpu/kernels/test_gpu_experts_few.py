@@ -52,7 +52,7 @@ def check(c: dict, got: Tensor) -> None:
     "config",
     [
         SMALL,
-        replace(SMALL, rows1=32, rows2=128, ahead1=2, decode="bytes"),
+        replace(SMALL, rows1=32, rows2=128, ahead1=2, together=2),
         replace(SMALL, fold=False, pairs=16),
         replace(SMALL, scanned=0),
     ],

@@ -10,6 +10,7 @@ holds 16 neighbouring bytes of a row. Hopper's tensor cores take float16 this wa
 A pair's sums do not depend on which other pairs are computed beside it, and are added in the order of a token's ids.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -51,26 +52,6 @@ mov.b32 {$4, $5}, s;
 cvt.rn.f16x2.e4m3x2 s, b;
 mov.b32 {$6, $7}, s;
 }""")
-# The same by the upper bytes of float16, whose lower ones are zero for every FP4 number.
-DECODE_BYTES = tl.constexpr("""{
-.reg .b32 m, p, n, s, z;
-mov.b32 z, 0;
-and.b32 m, $8, 0x77777777;
-prmt.b32 p, $9, $10, m;
-lop3.b32 p, $8, 0x80808080, p, 0xEA;
-prmt.b32 s, p, z, 0x1404;
-mov.b32 {$0, $1}, s;
-prmt.b32 s, p, z, 0x3424;
-mov.b32 {$2, $3}, s;
-shr.b32 m, m, 16;
-prmt.b32 p, $11, $12, m;
-shl.b32 n, $8, 4;
-lop3.b32 p, n, 0x80808080, p, 0xEA;
-prmt.b32 s, p, z, 0x1404;
-mov.b32 {$4, $5}, s;
-prmt.b32 s, p, z, 0x3424;
-mov.b32 {$6, $7}, s;
-}""")
 # Four e4m3 -> four float16.
 WIDEN = tl.constexpr("""{
 .reg .b32 s;
@@ -94,9 +75,9 @@ mov.b32 {$2, $3}, s;
 @dataclass(frozen=True, slots=True)
 class Few:
     """rows1, rows2: weight rows a program in the first product (half gate, half up) and the second; pairs: of one
-    expert a program; ahead1, ahead2: groups of 128 columns asked for before they are used; fold: the second product
-    sums, too; decode: "cvt" or "bytes"; scanned: pairs up to which every program finds its own among all ids, without a
-    sort before.
+    expert a program; ahead1, ahead2: groups of 128 columns asked for before they are used, ``together`` at a time;
+    early: the first may be scheduled while the kernel before it runs; fold: the second product sums, too; scanned:
+    pairs up to which every program finds its own among all ids, without a sort before.
     """
 
     rows1: int = 32
@@ -104,13 +85,23 @@ class Few:
     pairs: int = 8
     ahead1: int = 4
     ahead2: int = 2
+    together: int = 1
+    early: bool = True
     fold: bool = True
-    decode: str = "cvt"
     scanned: int = 128
 
 
 MOST = 64  # tokens up to which weights are read faster here than by grouped_triton
-FEW: list[tuple[int, Few]] = [(MOST, Few())]
+# By kind of weight: (tokens up to which it is taken, the configuration), from times on an H200 that had `together` 1.
+_SORTED = Few(rows1=32, rows2=32, ahead1=2, ahead2=2, scanned=0)
+FEW: dict[str, list[tuple[int, Few]]] = {
+    "fp4_words": [
+        (1, Few(rows1=16, rows2=16, ahead1=4, ahead2=4, together=2)),
+        (4, Few(rows1=16, rows2=32, ahead1=4, ahead2=2, together=2)),
+        (MOST, _SORTED),
+    ],
+    "fp8": [(1, Few(rows1=16, rows2=32, ahead1=4, ahead2=2, together=2)), (MOST, _SORTED)],
+}
 
 
 @triton.jit
@@ -174,27 +165,16 @@ def _spread(scales, N: tl.constexpr):
 
 
 @triton.jit
-def _byte_tables(scale):
-    # As grouped_triton.tables, in float16's upper byte: two bits of fraction, and a bias that is 8 higher.
-    t = (scale >> 1) + 32
-    return 0x06040000 + t * 0x01010100, 0x0E0C0A08 + t * 0x01010101
-
-
-@triton.jit
-def _codes(words, scales, R: tl.constexpr, ASM: tl.constexpr, BYTES: tl.constexpr):
+def _codes(words, scales, R: tl.constexpr, ASM: tl.constexpr):
     """words: int32 [R, 16]; scales: int32 [R, 4], four times a row's four bytes -> float16 [R, 64] of both halves."""
     pick = (tl.arange(0, 4) // 2 * 8)[None, :]
     scale0 = _spread((scales >> pick) & 0xFF, R)
     scale1 = _spread((scales >> (pick + 16)) & 0xFF, R)
     if ASM:
-        if BYTES:
-            low0, high0 = _byte_tables(scale0)
-            low1, high1 = _byte_tables(scale1)
-        else:
-            low0, high0 = tables(scale0)
-            low1, high1 = tables(scale1)
+        low0, high0 = tables(scale0)
+        low1, high1 = tables(scale1)
         h0, h1, h2, h3, h4, h5, h6, h7 = tl.inline_asm_elementwise(
-            DECODE_BYTES if BYTES else DECODE, "=h,=h,=h,=h,=h,=h,=h,=h,r,r,r,r,r", [words, low0, high0, low1, high1],
+            DECODE, "=h,=h,=h,=h,=h,=h,=h,=h,r,r,r,r,r", [words, low0, high0, low1, high1],
             dtype=(tl.float16,) * 8, is_pure=True, pack=1,
         )  # fmt: skip
     else:
@@ -241,11 +221,11 @@ def _values(g, x_at, x_more, there, more, PLANES: tl.constexpr):
 
 
 @triton.jit
-def _added(total, weights, values, KIND: tl.constexpr, PLANES: tl.constexpr, ASM: tl.constexpr,
-           BYTES: tl.constexpr, R: tl.constexpr, BT: tl.constexpr):  # fmt: skip
+def _added(total, weights, values, KIND: tl.constexpr, PLANES: tl.constexpr, ASM: tl.constexpr, R: tl.constexpr,
+           BT: tl.constexpr):  # fmt: skip
     """total [R, BT] + the product of a group."""
     if KIND == "fp4_words":
-        a, b = _codes(weights[1], weights[0], R, ASM, BYTES)
+        a, b = _codes(weights[1], weights[0], R, ASM)
     else:
         a, b = _widened(weights[1], R, ASM), _widened(weights[2], R, ASM)
     if PLANES:
@@ -271,13 +251,14 @@ def _added(total, weights, values, KIND: tl.constexpr, PLANES: tl.constexpr, ASM
 
 @triton.jit
 def _product(
-    w_at, s_at, half, x_at, x_more, xs_group, there,
-    GROUPS: tl.constexpr, KIND: tl.constexpr, PLANES: tl.constexpr, ASM: tl.constexpr, BYTES: tl.constexpr,
-    R: tl.constexpr, BT: tl.constexpr, AHEAD: tl.constexpr, WAIT: tl.constexpr,
+    w_at, s_at, half, x_at, x_more, xs_group, there, groups,
+    GROUPS: tl.constexpr, KIND: tl.constexpr, PLANES: tl.constexpr, ASM: tl.constexpr,
+    R: tl.constexpr, BT: tl.constexpr, AHEAD: tl.constexpr, TOGETHER: tl.constexpr, WAIT: tl.constexpr,
 ):  # fmt: skip
     """float32 [R, BT]: weight rows times x over all groups; AHEAD of them, a divisor, are on their way at any time.
 
-    WAIT: x is there only after ``ready``.
+    WAIT: x is there only after ``ready``. groups: GROUPS, which a compiler must not know: a branch before each product
+    keeps it from moving the loads of the groups to come behind the products of those that are there.
     """
     total = tl.zeros((R, BT), tl.float32)
     weights, values = (), ()
@@ -289,10 +270,13 @@ def _product(
     for first in range(0, GROUPS, AHEAD):
         next_weights, next_values = (), ()
         for i in tl.static_range(AHEAD):
-            total = _added(total, weights[i], values[i], KIND, PLANES, ASM, BYTES, R, BT)
-            g = first + AHEAD + i
-            next_weights += (_weights(g, w_at, s_at, half, g < GROUPS, KIND),)
-            next_values += (_values(g, x_at, x_more + g * xs_group, there, g < GROUPS, PLANES),)
+            if first + i < groups:
+                total = _added(total, weights[i], values[i], KIND, PLANES, ASM, R, BT)
+            if (i + 1) % TOGETHER == 0:
+                for j in tl.static_range(TOGETHER):
+                    g = first + AHEAD + i + 1 - TOGETHER + j
+                    next_weights += (_weights(g, w_at, s_at, half, g < GROUPS, KIND),)
+                    next_values += (_values(g, x_at, x_more + g * xs_group, there, g < GROUPS, PLANES),)
         weights, values = next_weights, next_values
     return total
 
@@ -326,8 +310,8 @@ def _members(ids, order, block_expert, block, pairs, SINGLE: tl.constexpr, SORTE
 def _first(
     x, xs, w, s, r, ids, order, block_expert, hidden, pairs, limit, x_row, xs_row, xs_group,
     F: tl.constexpr, K: tl.constexpr, TOP_K: tl.constexpr, KIND: tl.constexpr, LIMITED: tl.constexpr,
-    ASM: tl.constexpr, BYTES: tl.constexpr, SINGLE: tl.constexpr, SORTED: tl.constexpr, P: tl.constexpr,
-    R: tl.constexpr, BT: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
+    ASM: tl.constexpr, SINGLE: tl.constexpr, SORTED: tl.constexpr, P: tl.constexpr,
+    R: tl.constexpr, BT: tl.constexpr, AHEAD: tl.constexpr, TOGETHER: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """silu(gate) * up of up to BT pairs of one expert, R / 2 columns: float16 as two planes of bytes, [2, pairs, F].
 
@@ -353,8 +337,8 @@ def _first(
         s_at = s + (expert.to(tl.int64) * (2 * F // 128) + tile * (R // 2) // 128) * GROUPS
     x_at = x.to(tl.pointer_type(tl.int32)) + (token * (x_row // 4))[:, None]
     total = _product(
-        w_at, s_at, F // 128 * GROUPS, x_at, xs + token * xs_row, xs_group, there,
-        GROUPS, KIND, False, ASM, BYTES, R, BT, AHEAD, False,
+        w_at, s_at, F // 128 * GROUPS, x_at, xs + token * xs_row, xs_group, there, GROUPS + (pairs >> 16),
+        GROUPS, KIND, False, ASM, R, BT, AHEAD, TOGETHER, False,
     )  # fmt: skip
     if KIND == "fp4_words":
         total *= tl.load(r + weight_row)[:, None]
@@ -387,8 +371,8 @@ def _unrouted(ids, shared, out, block, column, shared_row, D: tl.constexpr, TOP_
 def _second(
     hidden, w, s, r, ids, order, block_expert, y, weights, shared, out, counters, pairs, shared_row,
     D: tl.constexpr, F: tl.constexpr, TOP_K: tl.constexpr, KIND: tl.constexpr, ASM: tl.constexpr,
-    BYTES: tl.constexpr, SINGLE: tl.constexpr, SORTED: tl.constexpr, P: tl.constexpr, R: tl.constexpr,
-    BT: tl.constexpr, AHEAD: tl.constexpr, FOLD: tl.constexpr, PDL: tl.constexpr,
+    SINGLE: tl.constexpr, SORTED: tl.constexpr, P: tl.constexpr, R: tl.constexpr,
+    BT: tl.constexpr, AHEAD: tl.constexpr, TOGETHER: tl.constexpr, FOLD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """R columns of up to BT pairs' results, float32 [pairs, D].
 
@@ -418,8 +402,8 @@ def _second(
         s_at = s + (expert.to(tl.int64) * (D // 128) + tile * R // 128) * GROUPS
     x_at = hidden.to(tl.pointer_type(tl.int32)) + (at * (F // 4))[:, None]
     total = _product(
-        w_at, s_at, 0, x_at, x_at + pairs.to(tl.int64) * (F // 4), 0, there,
-        GROUPS, KIND, True, ASM, BYTES, R, BT, AHEAD, PDL,
+        w_at, s_at, 0, x_at, x_at + pairs.to(tl.int64) * (F // 4), 0, there, GROUPS + (pairs >> 16),
+        GROUPS, KIND, True, ASM, R, BT, AHEAD, TOGETHER, PDL,
     )  # fmt: skip
     if KIND == "fp4_words":
         total *= tl.load(r + weight_row)[:, None]
@@ -476,7 +460,7 @@ def experts(
 ) -> Tensor:  # fmt: skip
     """See ``ref.experts``; ids and weights as ``route`` makes them. Hidden activations are rounded to float16."""
     (tokens, top_k), (count, rows, _), d = ids.shape, w.w13.shape, w.w2.shape[1]
-    config = config or chosen(tokens)
+    config = config or chosen(w.kind, tokens)
     pairs, f = ids.numel(), rows // 2
     ids, weights = ids.contiguous(), weights.contiguous()
     scanned = pairs <= config.scanned
@@ -491,7 +475,7 @@ def experts(
     out = torch.empty_like(shared, memory_format=torch.contiguous_format)
     members = {
         "SINGLE": tokens == 1, "SORTED": not scanned, "P": max(16, triton.next_power_of_2(pairs)) if scanned else 16,
-        "BT": config.pairs, "KIND": w.kind, "TOP_K": top_k, "ASM": not INTERPRETED, "BYTES": config.decode == "bytes",
+        "BT": config.pairs, "KIND": w.kind, "TOP_K": top_k, "ASM": not INTERPRETED,
         "num_warps": 1, "num_stages": 1, **overlap(),
     }  # fmt: skip
     x, xs = q
@@ -499,12 +483,15 @@ def experts(
     _first[(blocks * (rows // config.rows1),)](
         x, xs, w.w13, w.s13, r13, ids, order, block_expert, hidden, pairs, 0.0 if limit is None else limit,
         x.stride(0), xs.stride(0), xs.stride(1), F=f, K=x.shape[1], LIMITED=limit is not None, R=config.rows1,
-        AHEAD=_divisor(x.shape[1] // 128, config.ahead1), **members,
+        AHEAD=_divisor(x.shape[1] // 128, config.ahead1),
+        TOGETHER=math.gcd(_divisor(x.shape[1] // 128, config.ahead1), config.together),
+        **(members if config.early else members | {"launch_pdl": False}),
     )  # fmt: skip
     counters = zeros(ids.device, tokens * (d // config.rows2)) if fold else ids
     _second[(blocks * (d // config.rows2),)](
         hidden, w.w2, w.s2, r2, ids, order, block_expert, y, weights, shared, out, counters, pairs, shared.stride(0),
-        D=d, F=f, R=config.rows2, AHEAD=_divisor(f // 128, config.ahead2), FOLD=fold, **members,
+        D=d, F=f, R=config.rows2, AHEAD=_divisor(f // 128, config.ahead2),
+        TOGETHER=math.gcd(_divisor(f // 128, config.ahead2), config.together), FOLD=fold, **members,
     )  # fmt: skip
     if not fold:
         wide = min(256, triton.next_power_of_2(d))
@@ -514,9 +501,8 @@ def experts(
     return out
 
 
-def chosen(tokens: int) -> Few:
-    """The configuration for so many tokens, by measurement on an H200."""
-    return next(config for most, config in FEW if tokens <= most)
+def chosen(kind: str, tokens: int) -> Few:
+    return next(config for most, config in FEW[kind] if tokens <= most)
 
 
 def _divisor(groups: int, wanted: int) -> int:
