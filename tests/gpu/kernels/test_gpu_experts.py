@@ -110,9 +110,11 @@ def test_slots_of_one_expert_only_and_of_none(device: str) -> None:
         pytest.param(moe(routed=256, top_k=8, scoring="sigmoid", groups=8, kept_groups=4), marks=real_sizes),
     ],
 )
-@pytest.mark.parametrize("t", [1, 17])
-def test_routes_as_the_reference(device: str, spec: MoESpec, t: int) -> None:
-    u, gate = torch.randn(t, 64, device=device), torch.randn(spec.routed, 64, device=device)
+@pytest.mark.parametrize("t, d", [(1, 64), (17, 64), (1, 512), (17, 256)])
+def test_routes_as_the_reference(device: str, spec: MoESpec, t: int, d: int) -> None:
+    u, gate = torch.randn(t, d, device=device), torch.randn(spec.routed, d, device=device)
+    if not INTERPRETED:
+        u, gate = u.bfloat16(), gate.bfloat16()
     bias = torch.randn(spec.routed, device=device) * 0.1
     positions = torch.arange(t, dtype=torch.int32, device=device)
     positions[t // 2 :: 5] = -1
@@ -136,7 +138,7 @@ def test_table_gives_the_ids(device: str) -> None:
 
 
 def test_nan_and_ties_still_give_different_experts(device: str) -> None:
-    u, gate = torch.ones(2, 64, device=device), torch.zeros(16, 64, device=device)
+    u, gate = torch.ones(2, 256, device=device), torch.zeros(16, 256, device=device)
     u[1] = float("nan")
     positions = torch.zeros(2, dtype=torch.int32, device=device)
     ids, _ = route(u, gate, None, moe(), positions, None, torch.zeros(2, dtype=torch.int64, device=device))

@@ -1,8 +1,10 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, untyped-decorator"
-"""From router logits to experts and weights in one kernel, all of kernels/router/ref.py's methods.
+"""From tokens to experts and weights: the router's product and, in one kernel, all of kernels/router/ref.py's methods.
 
-Knows logits [T, E]; the product that makes them is torch's. A choice never depends on the order of a search: equal
-scores go to the expert of the lower number, and NaN ranks last, so k different experts come out whatever comes in.
+The product of many tokens is torch's; that of few is cut in parts of K, which the choosing kernel adds in their order,
+so that the gate is read by many programs at once, and before the tokens are there. A choice never depends on the order
+of a search: equal scores go to the expert of the lower number, and NaN ranks last, so k different experts come out
+whatever comes in.
 """
 
 import torch
@@ -12,9 +14,13 @@ from torch import Tensor
 
 from longread.kernels.experts import ref
 from longread.kernels.fallback import fallback
+from longread.kernels.overlap import INTERPRETED, begin, overlap, ready
 from longread.spec.model import MoESpec
 
 LEAST = tl.constexpr(-2147483648)
+FEW = 64  # tokens up to which the router's product is cut
+PART = 256  # columns of a part
+LATE = True  # the choice lets the next kernel in as it ends: experts that came earlier were up to 40% slower
 
 
 @triton.jit
@@ -57,16 +63,22 @@ def _best_of_groups(choice, R: tl.constexpr, GROUPS: tl.constexpr, EACH: tl.cons
 
 @triton.jit(do_not_specialize=["tokens", "vocabulary"])
 def _route(
-    logits, bias, positions, table, token_ids, ids, weights, tokens, vocabulary, scale, logits_row,
+    logits, bias, positions, table, token_ids, ids, weights, tokens, vocabulary, scale,
     E: tl.constexpr, WIDE: tl.constexpr, K: tl.constexpr, KW: tl.constexpr, R: tl.constexpr, SCORING: tl.constexpr,
     BIASED: tl.constexpr, TABLE: tl.constexpr, NORMALISE: tl.constexpr, GROUPS: tl.constexpr, KEPT: tl.constexpr,
-    BEST: tl.constexpr, DROPPED: tl.constexpr,
+    BEST: tl.constexpr, DROPPED: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr, LATE: tl.constexpr,
 ):  # fmt: skip
+    if not LATE:
+        begin(PDL)
+    ready(PDL)
     row = tl.program_id(0) * R + tl.arange(0, R)
     expert = tl.arange(0, WIDE)[None, :]
     known = expert < E
     inside = (row < tokens)[:, None] & known
-    x = tl.load(logits + row.to(tl.int64)[:, None] * logits_row + expert, mask=inside, other=0.0)
+    at = logits + row.to(tl.int64)[:, None] * E + expert
+    x = tl.load(at, mask=inside, other=0.0)
+    for part in tl.static_range(1, PARTS):
+        x += tl.load(at + part * tokens * E, mask=inside, other=0.0)
     if SCORING == "softmax":
         x = tl.where(known, x, float("-inf"))
         power = tl.exp(x - tl.max(x, 1)[:, None])
@@ -82,9 +94,9 @@ def _route(
         token = tl.load(token_ids + row, mask=row < tokens, other=0)
         token = tl.minimum(tl.maximum(token, 0), vocabulary - 1)
         for k in tl.static_range(K):
-            at = tl.load(table + token * K + k).to(tl.int32)
-            here = tl.sum(tl.where(expert == at[:, None], score, 0.0), 1)
-            chosen = tl.where(place == k, at[:, None], chosen)
+            chose = tl.load(table + token * K + k).to(tl.int32)
+            here = tl.sum(tl.where(expert == chose[:, None], score, 0.0), 1)
+            chosen = tl.where(place == k, chose[:, None], chosen)
             weight = tl.where(place == k, here[:, None], weight)
     else:
         choice = score
@@ -98,10 +110,10 @@ def _route(
         keys = tl.where(known, _keys(choice), LEAST)
         for k in tl.static_range(K):
             top = tl.max(keys, 1)
-            at = tl.min(tl.where(keys == top[:, None], expert, WIDE), 1)
-            taken = expert == at[:, None]
+            best = tl.min(tl.where(keys == top[:, None], expert, WIDE), 1)
+            taken = expert == best[:, None]
             here = tl.sum(tl.where(taken, score, 0.0), 1)
-            chosen = tl.where(place == k, at[:, None], chosen)
+            chosen = tl.where(place == k, best[:, None], chosen)
             weight = tl.where(place == k, here[:, None], weight)
             keys = tl.where(taken, LEAST, keys)
     if NORMALISE:
@@ -111,13 +123,42 @@ def _route(
     stored = (row < tokens)[:, None] & (place < K)
     tl.store(ids + out, tl.where(real, chosen, -1), mask=stored)
     tl.store(weights + out, tl.where(real, weight * scale, 0.0), mask=stored)
+    if LATE:
+        begin(PDL)
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _logits(u, gate, out, tokens, u_row, E: tl.constexpr, D: tl.constexpr, BE: tl.constexpr, BT: tl.constexpr,
+            BK: tl.constexpr, WIDEN: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+    """Products of BK columns of BT tokens and BE experts, into out float32 [D / BK, tokens, E]."""
+    begin(PDL)
+    first, part, token = tl.program_id(0) * BE, tl.program_id(1), tl.program_id(2) * BT + tl.arange(0, BT)
+    column = part * BK + tl.arange(0, BK)
+    expert = first + tl.arange(0, BE)
+    w = tl.load(gate + tl.minimum(expert, E - 1)[:, None] * D + column[None, :])
+    ready(PDL)
+    x = tl.load(u + tl.minimum(token, tokens - 1).to(tl.int64)[:, None] * u_row + column[None, :])
+    if WIDEN:  # the interpreter would multiply bfloat16's bits
+        w, x = w.to(tl.float32), x.to(tl.float32)
+    total = tl.dot(w, tl.trans(x), input_precision="ieee")
+    at = out + (part * tokens + token).to(tl.int64)[None, :] * E + expert[:, None]
+    tl.store(at, total, mask=(token < tokens)[None, :] & (expert < E)[:, None])
 
 
 def logits(u: Tensor, gate: Tensor) -> Tensor:
-    """float32 [T, E]: products of bfloat16 are exact and summed in float32; anything else is widened first."""
+    """float32 [parts, T, E], to be added: products of bfloat16 are exact; anything else is widened first."""
+    tokens, width = u.shape
+    if 0 < tokens <= FEW and u.dtype == gate.dtype and width % PART == 0 and u.stride(1) == 1:
+        experts, block = gate.shape[0], 8 if tokens <= 8 else 16
+        out = torch.empty(width // PART, tokens, experts, dtype=torch.float32, device=u.device)
+        _logits[(triton.cdiv(experts, 16), width // PART, triton.cdiv(tokens, block))](
+            u, gate.contiguous(), out, tokens, u.stride(0), E=experts, D=width, BE=16, BT=block, BK=PART,
+            WIDEN=INTERPRETED, num_warps=1, **overlap(),
+        )  # fmt: skip
+        return out
     if u.is_cuda and u.dtype == gate.dtype == torch.bfloat16:
-        return torch.mm(u, gate.t(), out_dtype=torch.float32)
-    return u.float() @ gate.float().t()
+        return torch.mm(u, gate.t(), out_dtype=torch.float32)[None]
+    return (u.float() @ gate.float().t())[None]
 
 
 def route(
@@ -143,10 +184,11 @@ def route(
     rows = 1 if tokens <= 1024 else 4
     _route[(triton.cdiv(tokens, rows),)](
         scores, bias if biased else scores, positions, table if table is not None else ids, token_ids, ids, weights,
-        tokens, table.shape[0] if table is not None else 0, moe.scale, scores.stride(0),
+        tokens, table.shape[0] if table is not None else 0, moe.scale,
         E=count, WIDE=wide, K=moe.top_k, KW=triton.next_power_of_2(moe.top_k), R=rows, SCORING=moe.scoring,
         BIASED=biased, TABLE=table is not None, NORMALISE=moe.normalise, GROUPS=moe.groups if grouped else 1,
         KEPT=moe.kept_groups, BEST=2 if moe.method == "noaux_tc" else 1,
-        DROPPED=float("-inf") if moe.method == "noaux_tc" else 0.0, num_warps=4 if rows > 1 else 2,
+        DROPPED=float("-inf") if moe.method == "noaux_tc" else 0.0, PARTS=scores.shape[0], LATE=LATE,
+        num_warps=4 if rows > 1 else 1, **overlap(),
     )  # fmt: skip
     return ids, weights

@@ -1,14 +1,14 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, untyped-decorator"
-"""Routed experts on Hopper: which of three ways a step's experts are computed, and their launches.
+"""Routed experts on Hopper: which of four ways a step's experts are computed, and their launches.
 
-Knows shapes and regimes; the kernels are in grouped_triton.py and many_gluon.py (products) and in slots_triton.py and
-many_slots_triton.py (sorting, placing, summing). No launch waits for the device: sizes are upper bounds, and programs
-behind the last block in use return at once.
+Knows shapes and regimes; the kernels are in few_triton.py, grouped_triton.py and many_gluon.py (products) and in
+slots_triton.py and many_slots_triton.py (sorting, placing, summing). No launch waits for the device: sizes are upper
+bounds, and programs behind the last block in use return at once.
 
-- few tokens: blocks of 16 slots, hidden activations quantised per 64 columns in the first product's epilogue. Bound by
-  reading the chosen experts' weights.
-- more tokens: blocks of 32 slots, or 64 where no other kernel fits; with ``per_row`` activations have one scale a row,
-  so that nothing but an addition is left between tensor-core products.
+- few tokens of quantised weights: few_triton.py, bound by reading the chosen experts' weights.
+- more, or plain weights: blocks of 16 slots, hidden activations quantised per 64 columns in the first product's
+  epilogue; of 32, or of 64 where no other kernel fits. With ``per_row`` activations have one scale a row, so that
+  nothing but an addition is left between tensor-core products.
 - many tokens: ``per_row`` in a persistent kernel with tiles of its own.
 """
 
@@ -18,6 +18,7 @@ import torch
 import triton
 from torch import Tensor
 
+from longread.kernels.experts import few_triton as few
 from longread.kernels.experts import ref
 from longread.kernels.experts.grouped_triton import grouped
 from longread.kernels.experts.many_slots_triton import blocks_of, hidden_to_fp8, spread
@@ -96,6 +97,8 @@ def experts(
         return torch.empty_like(shared)
     if w.kind != "plain" and q is None:
         q = _quantised(u)
+    if config is None and q is not None and few.fits(q, w):
+        return few.experts(q, ids, weights, w, limit, shared)
     if config is None:
         config = choose(w.kind, ids.numel(), w.w13.shape[0])
     if config.persistent and not _whole_tiles(u, w):
