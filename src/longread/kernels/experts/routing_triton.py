@@ -66,10 +66,9 @@ def _route(
     logits, bias, positions, table, token_ids, ids, weights, tokens, vocabulary, scale,
     E: tl.constexpr, WIDE: tl.constexpr, K: tl.constexpr, KW: tl.constexpr, R: tl.constexpr, SCORING: tl.constexpr,
     BIASED: tl.constexpr, TABLE: tl.constexpr, NORMALISE: tl.constexpr, GROUPS: tl.constexpr, KEPT: tl.constexpr,
-    BEST: tl.constexpr, DROPPED: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr, LATE: tl.constexpr,
+    BEST: tl.constexpr, DROPPED: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    if not LATE:
-        begin(PDL)
+    begin(PDL)
     ready(PDL)
     row = tl.program_id(0) * R + tl.arange(0, R)
     expert = tl.arange(0, WIDE)[None, :]
@@ -123,8 +122,6 @@ def _route(
     stored = (row < tokens)[:, None] & (place < K)
     tl.store(ids + out, tl.where(real, chosen, -1), mask=stored)
     tl.store(weights + out, tl.where(real, weight * scale, 0.0), mask=stored)
-    if LATE:
-        begin(PDL)
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -188,7 +185,7 @@ def route(
         E=count, WIDE=wide, K=moe.top_k, KW=triton.next_power_of_2(moe.top_k), R=rows, SCORING=moe.scoring,
         BIASED=biased, TABLE=table is not None, NORMALISE=moe.normalise, GROUPS=moe.groups if grouped else 1,
         KEPT=moe.kept_groups, BEST=2 if moe.method == "noaux_tc" else 1,
-        DROPPED=float("-inf") if moe.method == "noaux_tc" else 0.0, PARTS=scores.shape[0], LATE=LATE,
-        num_warps=4 if rows > 1 else 1, **overlap(),
+        DROPPED=float("-inf") if moe.method == "noaux_tc" else 0.0, PARTS=scores.shape[0],
+        num_warps=4 if rows > 1 else 1, **overlap(early=not LATE),
     )  # fmt: skip
     return ids, weights
