@@ -27,13 +27,14 @@ from longread.spec.reduced import random_spec
 triton = pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="a whole engine takes too long interpreted")
 QUESTIONS = 6
+LINES = 80  # about 1,500 tokens
 
 
 @pytest.fixture(scope="module")
 def asked() -> tuple[list[tuple[int, ...]], list[str]]:
     """Prompts of about 1,500 tokens, and what the CPU answers."""
     reader = Reader.open("reader-v4")
-    document = write(901, 1500 // 6, "en", "contract")
+    document = write(901, LINES, "en", "contract")
     prompts = [reader.prompt(f"{document.text}\n{question.text}") for question in document.questions(QUESTIONS)]
     answers = [said.text for said in reader.answers(prompts)]
     reader.engine.close()

@@ -25,16 +25,21 @@ from longread.spec.reduced import random_spec  # noqa: E402
 
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="a whole engine takes too long interpreted")
 QUESTIONS = 6
+LINES = 80  # about 1,500 tokens
 
 
 @on_a_gpu
 @pytest.mark.parametrize("cache", ["fp8", "bfloat16"])
 def test_answers_are_those_of_a_cpu(cache: str) -> None:
     reader = Reader.open("reader-v3")
-    document = write(901, 1500 // 6, "en", "contract")
-    prompts = [reader.prompt(f"{document.text}\n{question.text}") for question in document.questions(QUESTIONS)]
+    document = write(901, LINES, "en", "contract")
+    questions = document.questions(QUESTIONS)
+    prompts = [reader.prompt(f"{document.text}\n{question.text}") for question in questions]
     want = [said.text for said in reader.answers(prompts)]
     reader.engine.close()
+    sure = [i for i, question in enumerate(questions) if want[i] == question.answer]  # what is guessed may change
+    assert len(sure) >= QUESTIONS - 1
+    prompts, want = [prompts[i] for i in sure], [want[i] for i in sure]
     reader = Reader.open("reader-v3", device="cuda", dtype="bfloat16", kv_cache_dtype=cache)
     compiled: list[object] = []
     triton.knobs.runtime.jit_post_compile_hook = lambda **given: compiled.append(given.get("repr"))

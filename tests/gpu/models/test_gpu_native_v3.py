@@ -1,12 +1,14 @@
 """NativeV3 by its GPU kernels against the same model by their references: what one hands on fits the next.
 
-Each kernel is held to its reference by a test of its own. Here bounds are wide: FP8 roundings differ (kernels round the
-experts' hidden activations, references do not) and can move which experts are chosen.
+Each kernel is held to its reference by a test of its own. FP8 roundings differ (kernels round the experts' hidden
+activations, references do not) and can move which experts are chosen: with few experts both models take those that the
+reference chose, with many the bounds are wide.
 """
 
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -75,21 +77,45 @@ def agreement(models: Sequence[NativeV3], steps: Sequence[Work], cache: CacheKin
     return torch.cat(found)
 
 
+def same_experts(plain: NativeV3, kernels: NativeV3, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers of ``kernels`` take the experts that those of ``plain`` chose in the same launch, which is done before.
+    Its own choice is held to the reference's of the same input.
+
+    Scores of eight experts in four groups lie so close that noise of 0.1 % in products, references beside references,
+    moves a token in 16 to others: cosines of 0.72 to 0.97 there, 0.993 and more elsewhere. No kernel is at fault.
+    """
+    for first, second in zip(plain.layers, kernels.layers, strict=True):
+        if first.routed is None:
+            continue
+        taken: list[tuple[Tensor, Tensor]] = []
+
+        def keeps(*given: Any, choose: Any = first._route, taken: list[Any] = taken) -> tuple[Tensor, Tensor]:
+            taken.append(choose(*given))
+            return taken[-1]
+
+        def follows(
+            *given: Any, choose: Any = second._route, reference: Any = first._route, taken: list[Any] = taken
+        ) -> tuple[Tensor, Tensor]:
+            assert torch.equal(choose(*given)[0].sort(-1).values, reference(*given)[0].sort(-1).values)
+            return taken.pop(0)
+
+        monkeypatch.setattr(first, "_route", keeps)
+        monkeypatch.setattr(second, "_route", follows)
+
+
 @pytest.mark.parametrize("cache", ["fp8", "model"])
 @pytest.mark.parametrize("absorbed", [0, 512])
 def test_a_small_model(device: str, cache: CacheKind, absorbed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks in either form of attention and decode rows, on scattered pages.
-
-    Measured: 0.998, and 0.96 where one of a token's two experts is another.
-    """
+    """Chunks in either form of attention and decode rows, on scattered pages. Measured: 0.996 and more."""
     monkeypatch.setattr(native_v3, "ABSORBED", absorbed)
     models = both(spec_from_config(tiny_config("v3", quantised=True, **SMALL)), device, monkeypatch)
+    same_experts(*models, monkeypatch)
     ids = prompt(60, 256)
     steps: list[Work] = [[(0, ids[:27])], [(0, ids[27:28]), (1, ids[:3])], [(0, [3]), (1, [4])], [(0, ids[30:40])]]
     steps += [[(0, [i])] for i in range(5, 9)]
     found = agreement(models, steps, cache, pages=4)
-    assert found.min() > 0.9
-    assert found.median() > 0.995
+    assert found.min() > 0.99, found
+    assert found.median() > 0.995, found
 
 
 def reduced() -> ModelSpec:
@@ -112,6 +138,7 @@ def test_real_widths(device: str, cache: CacheKind, monkeypatch: pytest.MonkeyPa
 
 
 @on_a_gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")  # torch says so of it once a process
 def test_nothing_waits_for_the_device_and_graphs_are_the_launches(device: str) -> None:
     model = made(reduced(), device)
     driver = Driver(model.spec, model, dtype=torch.bfloat16, pages=16, slots=2, cache="model", device=device)

@@ -114,6 +114,7 @@ def test_real_widths(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @on_a_gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")  # torch says so of it once a process
 def test_nothing_waits_for_the_device_and_graphs_are_the_launches(device: str) -> None:
     from longread.kernels.places import Chunk, Rows
 
