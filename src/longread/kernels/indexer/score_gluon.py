@@ -1,10 +1,10 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
 """The indexer's scores of a chunk on Hopper, in FP8: what ``triton._score_chunk`` computes, its data flow made by hand.
 
-A product is 64 rows by 2 queries of 64 heads; the CUDA cores' part of it, a maximum and a multiply-add a number, takes
-two thirds of its time. A program has two such products under way, so that one is made while the other is summed, and
-two programs share a multiprocessor. The sums are short of everything that waits: of the four threads that hold a row's
-heads each is handed what belongs to one score, once, inside its warp; scores go to memory from where they arise.
+A product is 64 rows by 2 queries of 64 heads; the CUDA cores' part of it, an addition and a multiply-add a number,
+takes two thirds of its time. A program has two such products under way, so that one is made while the other is summed,
+and two programs share a multiprocessor. The sums are short of everything that waits: of the four threads that hold a
+row's heads each is handed what belongs to one score, once, inside its warp; scores go to memory from where they arise.
 
 A score is 16 multiply-adds and 3 additions in float32, in a fixed order.
 """
@@ -22,8 +22,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 H, D = 64, 128  # heads, channels
 NQ, M = 2, 64  # queries and rows of a product
-QUERIES, STEP = 2 * NQ, 2 * M  # queries of a program, rows of a step
-WARPS, STAGES = 4, 4
+R, STAGES = 4, 2  # products' rows in a step (even), steps in shared memory
+QUERIES, STEP = 2 * NQ, R * M  # queries of a program, rows of a step
+WARPS = 4
 
 
 def serves(q: Tensor) -> bool:
@@ -42,7 +43,7 @@ def launch(
     _score[grid](
         q, w, keys, scales, positions, logits, logits if maxima is None else maxima,
         first, q.shape[0], n, logits.stride(0), 0 if maxima is None else maxima.stride(0), span,
-        ratio, top_k, group, maxima is not None, H, D, NQ, M, STAGES, num_warps=WARPS,
+        ratio, top_k, group, maxima is not None, H, D, NQ, M, STAGES, R, num_warps=WARPS,
     )  # fmt: skip
 
 
@@ -69,15 +70,24 @@ def _keep_queries(buffer, q, first, tokens, NQ: gl.constexpr, H: gl.constexpr, D
 
 
 @gluon.jit
+def _scales(scales, k, m, n, M: gl.constexpr, R: gl.constexpr):
+    """Those of rows from k on, R tensors of M."""
+    near = gl.load(scales + gl.minimum(k + m, n - 1)), gl.load(scales + gl.minimum(k + M + m, n - 1))
+    return near if R == 2 else near + _scales(scales, k + 2 * M, m, n, M, R - 2)
+
+
+@gluon.jit
 def _store(
     products, weights, scale, at, peak_at, M: gl.constexpr, NQ: gl.constexpr, H: gl.constexpr, G: gl.constexpr,
     PRUNED: gl.constexpr, SHARED: gl.constexpr,
 ):  # fmt: skip
-    """Weighted sums over heads, to at [M, NQ], and their maxima of G rows, to peak_at [M / G, NQ]."""
-    x = gl.maximum(products, 0.0) * gl.expand_dims(weights, 0)
+    """Weighted sums over heads, to at [M, NQ], and their maxima of G rows, to peak_at [M / G, NQ]. weights: halves."""
+    # x + |x| is 2 max(x, 0), exactly, at an addition's rate, which is twice a maximum's.
+    x = (products + gl.abs(products)) * gl.expand_dims(weights, 0)
     x = gl.permute(gl.reshape(x, (M, NQ, H // 8, 4, 2)), (0, 1, 3, 2, 4))
     own = gl.sum(gl.reshape(x, (M, NQ, 4, H // 4)), 3)  # of the heads that a thread holds
     s = gl.sum(gl.convert_layout(own, SHARED), 2) * gl.expand_dims(scale, 1)
+    s = gl.maximum(s, -3.0e38)  # what is not a number comes last
     gl.store(at, s)
     if PRUNED:
         gl.store(peak_at, gl.max(gl.reshape(s, (M // G, G, NQ)), 1))
@@ -101,7 +111,7 @@ def _grouped(M, NQ, G):
 def _score(
     q, w, keys, scales, positions, logits, maxima, first, tokens, n, logits_stride, maxima_stride, span,
     RATIO: gl.constexpr, TOP_K: gl.constexpr, G: gl.constexpr, PRUNED: gl.constexpr, H: gl.constexpr, D: gl.constexpr,
-    NQ: gl.constexpr, M: gl.constexpr, STAGES: gl.constexpr,
+    NQ: gl.constexpr, M: gl.constexpr, STAGES: gl.constexpr, R: gl.constexpr,
 ):  # fmt: skip
     """2 NQ queries, left and right. Where none of them needs a choice, none is scored."""
     PRODUCT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, NQ * H, 32])
@@ -118,15 +128,15 @@ def _score(
     if (limit > TOP_K) & (lo < hi):
         left = gl.allocate_shared_memory(gl.float8e4nv, [NQ * H, D], SWIZZLED)
         right = gl.allocate_shared_memory(gl.float8e4nv, [NQ * H, D], SWIZZLED)
-        rows = gl.allocate_shared_memory(gl.float8e4nv, [2 * STAGES, M, D], SWIZZLED)
+        rows = gl.allocate_shared_memory(gl.float8e4nv, [R * STAGES, M, D], SWIZZLED)
         for i in gl.static_range(STAGES - 1):
-            _fetch(rows.index(2 * i), keys, lo + 2 * i * M, n, M, D, COPY)
-            _fetch(rows.index(2 * i + 1), keys, lo + (2 * i + 1) * M, n, M, D, COPY)
+            for j in gl.static_range(R):
+                _fetch(rows.index(R * i + j), keys, lo + (R * i + j) * M, n, M, D, COPY)
             async_copy.commit_group()
         _keep_queries(left, q, first + block, tokens, NQ, H, D, COPY)
         _keep_queries(right, q, first + block + NQ, tokens, NQ, H, D, COPY)
-        left_w = gl.load(w + _columns(first + block, tokens, NQ, H, gl.SliceLayout(0, PRODUCT)))
-        right_w = gl.load(w + _columns(first + block + NQ, tokens, NQ, H, gl.SliceLayout(0, PRODUCT)))
+        left_w = gl.load(w + _columns(first + block, tokens, NQ, H, gl.SliceLayout(0, PRODUCT))) * 0.5
+        right_w = gl.load(w + _columns(first + block + NQ, tokens, NQ, H, gl.SliceLayout(0, PRODUCT))) * 0.5
         none = gl.zeros([M, NQ * H], gl.float32, PRODUCT)
         m = gl.arange(0, M, gl.SliceLayout(1, SCORES))
         g = gl.arange(0, M // G, gl.SliceLayout(1, PEAKS))
@@ -136,29 +146,32 @@ def _score(
         peak = maxima + local * maxima_stride + gl.expand_dims(g, 1)
         r_at, r_peak = at + NQ * logits_stride, peak + NQ * maxima_stride
         buffer = 0
-        for k in range(lo, hi, 2 * M):
-            one, two = rows.index(2 * buffer), rows.index(2 * buffer + 1)
-            scale = gl.load(scales + gl.minimum(k + m, n - 1))
-            scale2 = gl.load(scales + gl.minimum(k + M + m, n - 1))
+        scale = _scales(scales, lo, m, n, M, R)
+        for k in range(lo, hi, R * M):
             async_copy.wait_group(STAGES - 2)
             fence_async_shared()
             gl.thread_barrier()  # these rows are here, and every warp's products with those before have been made
+            one = rows.index(R * buffer)
             a = warpgroup_mma(one, left.permute((1, 0)), none, use_acc=False, is_async=True)
             b = warpgroup_mma(one, right.permute((1, 0)), none, use_acc=False, is_async=True)
             ahead = (buffer + STAGES - 1) % STAGES
-            _fetch(rows.index(2 * ahead), keys, k + 2 * (STAGES - 1) * M, n, M, D, COPY)
-            _fetch(rows.index(2 * ahead + 1), keys, k + (2 * STAGES - 1) * M, n, M, D, COPY)
+            for i in gl.static_range(R):
+                _fetch(rows.index(R * ahead + i), keys, k + (R * (STAGES - 1) + i) * M, n, M, D, COPY)
             async_copy.commit_group()
+            # Asked for here, they are there when the next fence comes, which would wait for loads under way.
+            later = _scales(scales, k + R * M, m, n, M, R)
+            for i in gl.static_range(R):
+                to = k + i * M
+                a = warpgroup_mma_wait(1, deps=[a])
+                _store(a, left_w, scale[i], at + to, peak + to // G, M, NQ, H, G, PRUNED, SHARED)
+                if i + 1 < R:
+                    one = rows.index(R * buffer + i + 1)
+                    a = warpgroup_mma(one, left.permute((1, 0)), a, use_acc=False, is_async=True)
+                # Nothing is under way when a step begins: ptxas makes products wait one by one if any crosses the loop.
+                b = warpgroup_mma_wait(1 if i + 1 < R else 0, deps=[b])
+                _store(b, right_w, scale[i], r_at + to, r_peak + to // G, M, NQ, H, G, PRUNED, SHARED)
+                if i + 1 < R:
+                    b = warpgroup_mma(one, right.permute((1, 0)), b, use_acc=False, is_async=True)
+            scale = later
             buffer = (buffer + 1) % STAGES
-            a = warpgroup_mma_wait(1, deps=[a])
-            _store(a, left_w, scale, at + k, peak + k // G, M, NQ, H, G, PRUNED, SHARED)
-            a = warpgroup_mma(two, left.permute((1, 0)), a, use_acc=False, is_async=True)
-            b = warpgroup_mma_wait(1, deps=[b])
-            _store(b, right_w, scale, r_at + k, r_peak + k // G, M, NQ, H, G, PRUNED, SHARED)
-            b = warpgroup_mma(two, right.permute((1, 0)), b, use_acc=False, is_async=True)
-            a = warpgroup_mma_wait(1, deps=[a])
-            _store(a, left_w, scale2, at + k + M, peak + (k + M) // G, M, NQ, H, G, PRUNED, SHARED)
-            # Nothing is under way when a step begins: ptxas makes products wait one by one if any crosses the loop.
-            b = warpgroup_mma_wait(0, deps=[b])
-            _store(b, right_w, scale2, r_at + k + M, r_peak + (k + M) // G, M, NQ, H, G, PRUNED, SHARED)
         async_copy.wait_group(0)
