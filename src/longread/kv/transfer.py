@@ -127,9 +127,10 @@ class IOThreads:
             try:
                 self._move_all(transfer, stream)
             finally:  # on an error, too: pages are given back that must not be written behind somebody's back
+                begun, transfer.moved = transfer.moved, 0  # if this fails, nobody knows which of them are whole
                 self._pages.finish()
+                transfer.moved = begun
         except Exception as error:  # a thread's edge: whatever it is, the request must not wait for ever
-            transfer.moved = min(transfer.moved, len(transfer.moves) - 1)
             transfer.broken = transfer.moves[transfer.moved]
             log.debug("a load failed", exc_info=True)
             self.note_error("a load", error)

@@ -19,6 +19,11 @@ class Recorded(Contents):
         self.pages_at_once = pages_at_once
         self.asked: list[object] = []
         self.stop_after: tuple[int, Transfer] | None = None
+        self.never_whole = False
+
+    def finish(self) -> None:
+        if self.never_whole:
+            raise RuntimeError("the device is lost")
 
     def write_page(self, page: int, data: memoryview) -> None:
         self.asked.append(page)
@@ -106,3 +111,30 @@ def test_a_run_that_fails_is_broken_at_its_beginning() -> None:
     transfer = loaded(store, "hhhh")
     assert transfer.moved == 0
     assert transfer.broken is transfer.moves[0]
+
+
+@pytest.mark.parametrize("kinds", ["dddd", "hddr"])
+def test_nothing_is_whole_where_the_end_of_it_was_not_seen(kinds: str) -> None:
+    store = Recorded(3)
+    store.never_whole = True
+    transfer = loaded(store, kinds)
+    assert len(store.asked) == 1 + len(kinds)
+    assert transfer.moved == 0
+    assert transfer.broken is transfer.moves[0]
+
+
+@pytest.mark.parametrize("never_whole", [False, True])
+def test_what_came_before_a_failure_is_kept_if_it_is_whole(never_whole: bool) -> None:
+    store = Recorded(1)
+    store.never_whole = never_whole
+    plain = store.begin_page
+
+    def begin_page(page: int, data: memoryview) -> None:
+        if page == 2:
+            raise RuntimeError("no memory")
+        plain(page, data)
+
+    store.begin_page = begin_page  # type: ignore[method-assign]
+    transfer = loaded(store, "dddd")
+    assert transfer.moved == (0 if never_whole else 2)
+    assert transfer.broken is transfer.moves[transfer.moved]
