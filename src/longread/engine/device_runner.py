@@ -196,12 +196,9 @@ class DeviceRunner:
 
     def choose(self, logits: Tensor, rows: Sequence[SamplingState]) -> list[Sample]:
         """One token for each row of logits."""
-        return self.begin_choice(logits, rows).result()
-
-    def begin_choice(self, logits: Tensor, rows: Sequence[SamplingState]) -> Choosing:
-        """The same without waiting for the device."""
         with torch.inference_mode():
-            return self._sampler.begin(logits, rows)
+            choosing = self._sampler.begin(logits, rows)
+        return choosing.result()
 
     def prepare(self, progress: Progress | None = None) -> None:
         """Run each bucket once, so that every kernel is compiled, then capture the graphs. Scribbles on page 0 and

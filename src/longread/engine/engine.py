@@ -272,7 +272,7 @@ class LocalEngine:
                 self._tiers.check()
 
     def _learn(self, decodes: tuple[int, int], chunks: Sequence[tuple[int, int]], seconds: float) -> None:
-        """Take note of what a step took, its schedule included."""
+        """Take note of what a step took: decoding rows on a device from their launch on, others with their schedule."""
         self._core.costs.observe(decodes, chunks, seconds)
         self._scheduler.cost, self._scheduler.predicts = self._core.costs.cost, self._core.costs.known
 

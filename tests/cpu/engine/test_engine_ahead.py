@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from memory_disk import MemoryDisk
 from toy_model import MLA_GROUPS, RING_GROUPS, VOCAB, ToyModel, toy_engine
@@ -306,7 +306,6 @@ def test_slices_keep_to_a_promised_tpot() -> None:
     assert toy_engine()._scheduler.slice_seconds(0.04) == 0.04
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from([MLA_GROUPS, RING_GROUPS]), st.sampled_from([6, 9, 16]))
 def test_whatever_happens_in_between_each_answers_as_alone(seed: int, groups: tuple, pages: int) -> None:
     """Requests come and are cancelled, sessions take room, steps break: a prefix of the answer alone, or all of it."""
