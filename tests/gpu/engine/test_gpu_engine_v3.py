@@ -13,6 +13,7 @@ triton = pytest.importorskip("triton")  # CPU-only machines collect this file, t
 from readers import Reader  # noqa: E402
 
 from longread.engine.load import load_resolved  # noqa: E402
+from longread.kernels.experts import triton as experts  # noqa: E402
 from longread.kernels.mla import device_ref, rows_gluon  # noqa: E402
 from longread.kernels.mla import triton as mla  # noqa: E402
 from longread.measure.reading import write  # noqa: E402
@@ -95,3 +96,11 @@ def test_the_plan_cuts_keys_as_the_kernel_does() -> None:
     for programs in (1, 2, 16, 128, 1024):
         for blocks in (1, 7, 32, 512, 2560):
             assert device_mla._splits(programs, blocks) == mla._splits(programs, blocks)
+
+
+@pytest.mark.parametrize("kind", ["fp8", "plain"])
+def test_the_plan_sorts_pairs_as_the_kernel_does(kind: str) -> None:
+    assert device_mla.FEW_PAIRS == experts.FEW
+    for mean in (4, 4.01, 11, 24, 24.01, 100, 1000):
+        config = experts.choose(kind, int(mean * 2560), 2560)
+        assert device_mla.expert_block(int(mean * 2560) / 2560, kind == "fp8") == config.block, mean
