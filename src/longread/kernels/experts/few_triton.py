@@ -476,7 +476,7 @@ def experts(
     members = {
         "SINGLE": tokens == 1, "SORTED": not scanned, "P": max(16, triton.next_power_of_2(pairs)) if scanned else 16,
         "BT": config.pairs, "KIND": w.kind, "TOP_K": top_k, "ASM": not INTERPRETED,
-        "num_warps": 1, "num_stages": 1, **overlap(),
+        "num_warps": 1, "num_stages": 1, **overlap(programs=blocks * (d // config.rows2)),
     }  # fmt: skip
     x, xs = q
     r13, r2 = (w.w13, w.w2) if w.r13 is None or w.r2 is None else (w.r13, w.r2)
@@ -496,8 +496,9 @@ def experts(
     if not fold:
         wide = min(256, triton.next_power_of_2(d))
         _sums[(tokens, triton.cdiv(d, wide))](
-            y, ids, weights, shared, out, shared.stride(0), D=d, TOP_K=top_k, WIDE=wide, num_warps=2, **overlap()
-        )
+            y, ids, weights, shared, out, shared.stride(0), D=d, TOP_K=top_k, WIDE=wide, num_warps=2,
+            **overlap(programs=tokens * triton.cdiv(d, wide)),
+        )  # fmt: skip
     return out
 
 
