@@ -146,12 +146,13 @@ def _logits(u, gate, out, tokens, u_row, E: tl.constexpr, D: tl.constexpr, BE: t
 def logits(u: Tensor, gate: Tensor) -> Tensor:
     """float32 [parts, T, E], to be added: products of bfloat16 are exact; anything else is widened first."""
     tokens, width = u.shape
-    if 0 < tokens <= FEW and u.dtype == gate.dtype and width % PART == 0 and u.stride(1) == 1:
+    cut = 0 < tokens <= FEW and width % PART == 0 and u.stride(1) == 1
+    if cut and u.dtype == gate.dtype and gate.is_contiguous():  # a copy would be read before it is there
         experts, block = gate.shape[0], 8 if tokens <= 8 else 16
         out = torch.empty(width // PART, tokens, experts, dtype=torch.float32, device=u.device)
         grid = triton.cdiv(experts, 16), width // PART, triton.cdiv(tokens, block)
         _logits[grid](
-            u, gate.contiguous(), out, tokens, u.stride(0), E=experts, D=width, BE=16, BT=block, BK=PART,
+            u, gate, out, tokens, u.stride(0), E=experts, D=width, BE=16, BT=block, BK=PART,
             WIDEN=INTERPRETED, num_warps=1, **overlap(programs=math.prod(grid)),
         )  # fmt: skip
         return out

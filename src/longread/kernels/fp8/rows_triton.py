@@ -208,7 +208,9 @@ def few(x: Tensor | Quantised, w: Weight, out: Tensor) -> bool:
     if matrix.shape[-1] % 16 or matrix.stride(-1) != 1 or rows.stride(1) != 1:
         return False
     if rows.shape[0]:
-        _fastest(rows, matrix)(x, w, out)
+        # A copy of a weight is made in the same step: only by_rows waits before it reads one.
+        lasting = matrix.is_contiguous() and (isinstance(w, Tensor) or w.scales.is_contiguous())
+        (_fastest(rows, matrix) if lasting else by_rows)(x, w, out)
     return True
 
 
