@@ -182,6 +182,7 @@ def route(
     weights = torch.empty(tokens, moe.top_k, dtype=torch.float32, device=u.device)
     biased = bias is not None and moe.method == "noaux_tc" and table is None
     rows = 1 if tokens <= 1024 else 4
+    # Experts that began to wait while a choice was made were up to 2% slower (H200).
     _route[(triton.cdiv(tokens, rows),)](
         scores, bias if biased else scores, positions, table if table is not None else ids, token_ids, ids, weights,
         tokens, table.shape[0] if table is not None else 0, moe.scale,
