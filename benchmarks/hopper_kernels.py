@@ -69,6 +69,7 @@ def alone(run: Run, repeats: int = 7) -> float:
 def in_graph(runs: list[Run], repeats: int = 9) -> float:
     """Milliseconds a call of ``runs``, which should work on different data, replayed as one CUDA graph."""
     side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())  # which may still be making the data
     with torch.cuda.stream(side):
         for run in runs[:2]:
             run()

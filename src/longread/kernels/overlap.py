@@ -1,10 +1,12 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
-"""Programmatic dependent launch: a decode kernel may start while the one before it ends.
+"""Programmatic dependent launch: a decode kernel may start while those before it end.
 
 A kernel that is launched with ``overlap()`` calls ``begin`` first, may then ask for what never changes (weights), and
 calls ``ready`` before it touches anything that another kernel writes or reads, its own outputs included: only then is
-everything before it finished and visible. A kernel without ``ready`` must not be launched so. Source: CUDA C++
-Programming Guide, "Programmatic Dependent Launch and Synchronization".
+everything before it finished and visible. Several kernels may be waiting behind one that runs, so what is read before
+``ready`` must be constant for the whole step, and every program calls ``ready`` before it returns: a kernel whose
+programs had all left without it would be finished before the one ahead of it. A kernel without ``ready`` must not be
+launched so. Source: CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization".
 """
 
 import triton
@@ -14,11 +16,12 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 INTERPRETED: bool = triton.knobs.runtime.interpret
 OVERLAP: dict[str, bool] = {"on": not INTERPRETED}
 # Tokens up to which starting early pays. More make kernels of many programs, whose last still need the room that the
-# next kernel's first would wait in: the products of a V4 layer took 105 us instead of 98 for 32 tokens (H200).
-MOST = 8
+# next kernel's first would wait in: the products of a V4 layer took 92 us instead of 95 for 16 tokens, but 105 instead
+# of 98 for 32 (H200).
+MOST = 16
+WAVE = 132  # programs that all start at once, one on each SM of an H200
 # When the next kernel may be scheduled, the ``PDL`` of a kernel: from its start, from behind its wait, or as it ends.
 FIRST, WAITED, LAST = 1, 2, 3
-PLACE = WAITED
 
 
 @triton.jit
@@ -37,12 +40,14 @@ def ready(PDL: tl.constexpr):
         gdc_launch_dependents()
 
 
-def overlap(tokens: int = 1, early: bool = True) -> dict[str, int]:
+def overlap(tokens: int = 1, programs: int = 1, late: bool = False) -> dict[str, int]:
     """Launch arguments of such a kernel, which has a constexpr ``PDL``.
 
-    early: whether the next one may start before this one ends; not where all its programs do not fit on the card at
-    once, or where they run for long: what starts early would hold room that they need.
+    programs: of this kernel. Few let the next kernel in at once, so that its programs settle and ask for their weights
+    meanwhile (products of a V4 layer with the small kernels between them: 61 us for a token, 65 from behind the waits);
+    of many, the last would find their room taken.
+    late: the next one starts as this one ends, where programs run for long or the next one's would slow them down.
     """
     if not OVERLAP["on"] or INTERPRETED or tokens > MOST:
         return {"PDL": 0}
-    return {"PDL": PLACE if early else LAST, "launch_pdl": True}
+    return {"PDL": LAST if late else FIRST if programs <= WAVE else WAITED, "launch_pdl": True}

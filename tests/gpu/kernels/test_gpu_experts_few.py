@@ -20,7 +20,7 @@ from longread.kernels.fp8.ref import quantise
 pytestmark = pytest.mark.gpu
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 real_sizes = pytest.mark.skipif(INTERPRETED, reason="real sizes need a device")
-SMALL = Few(rows1=64, rows2=64, ahead1=1, ahead2=1)
+SMALL = Few(rows1=64, rows2=64, scanned=True)
 
 
 def case(kind: str, t: int, k: int, e: int, d: int, f: int, device: str) -> dict:
@@ -52,9 +52,8 @@ def check(c: dict, got: Tensor) -> None:
     "config",
     [
         SMALL,
-        replace(SMALL, rows1=32, rows2=128, ahead1=2, together=2),
-        replace(SMALL, fold=False, pairs=16),
-        replace(SMALL, scanned=0),
+        replace(SMALL, rows1=32, rows2=128),
+        replace(SMALL, scanned=False),
     ],
 )
 @pytest.mark.parametrize("t, k, e, d, f", [(1, 2, 4, 256, 128), (3, 2, 4, 128, 256), (10, 1, 1, 128, 128)])
@@ -85,12 +84,12 @@ def test_a_tokens_bits_do_not_depend_on_the_others(device: str) -> None:
         assert torch.equal(run(alone, SMALL), together[rows])
 
 
-@pytest.mark.parametrize("fold", [True, False])
-def test_nan_stays_in_its_row(device: str, fold: bool) -> None:
+@pytest.mark.parametrize("scanned", [True, False])
+def test_nan_stays_in_its_row(device: str, scanned: bool) -> None:
     c = case("fp4", 4, 2, 3, 128, 128, device)
     clean = run(c, SMALL)
     c["q"].scales[1] = float("nan")
-    got = run(c, replace(SMALL, fold=fold))
+    got = run(c, replace(SMALL, scanned=scanned))
     assert got[1].isnan().all()
     kept = [0, 2, 3]
     assert torch.equal(got[kept], clean[kept])

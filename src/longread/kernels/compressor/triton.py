@@ -78,7 +78,8 @@ def _launched(parts: Sequence[Part], latent: Tensor | None, ring: Tensor | None,
         PARTS=len(parts), RATIO=first.ratio, **{"A_" + name: size for name, size in shapes[0].items()},
         **{"B_" + name: size for name, size in shapes[1].items()}, W_D=empty.shape[1],
         W_ROPE=0 if latent is None else packed_rope(empty, held),
-        W_BLOCK=max(64, triton.next_power_of_2(empty.shape[1])), num_warps=_warps(first.gain), **overlap(batch),
+        W_BLOCK=max(64, triton.next_power_of_2(empty.shape[1])), num_warps=_warps(first.gain),
+        **overlap(batch, batch * programs),
     )  # fmt: skip
 
 

@@ -74,33 +74,37 @@ mov.b32 {$2, $3}, s;
 
 @dataclass(frozen=True, slots=True)
 class Few:
-    """rows1, rows2: weight rows a program in the first product (half gate, half up) and the second; pairs: of one
-    expert a program; ahead1, ahead2: groups of 128 columns asked for before they are used, ``together`` at a time;
-    early: the first may be scheduled while the kernel before it runs; fold: the second product sums, too; scanned:
-    pairs up to which every program finds its own among all ids, without a sort before.
+    """rows1, rows2: weight rows a program in the first product (half gate, half up) and the second; together: groups of
+    128 columns asked for at a time; scanned: every program finds its pairs among all ids, without a sort before, and
+    the second product sums, too.
     """
 
     rows1: int = 32
     rows2: int = 32
-    pairs: int = 8
-    ahead1: int = 4
-    ahead2: int = 2
-    together: int = 1
-    early: bool = True
-    fold: bool = True
-    scanned: int = 128
+    together: int = 2
+    scanned: bool = False
 
 
+PAIRS = 8  # of one expert a program: the tensor core's least
+HELD = 64  # rows times groups of 128 columns that a program has asked for: what its registers have room for
 MOST = 64  # tokens up to which weights are read faster here than by grouped_triton
-# By kind of weight: (tokens up to which it is taken, the configuration), from times on an H200 that had `together` 1.
-_SORTED = Few(rows1=32, rows2=32, ahead1=2, ahead2=2, scanned=0)
+# By kind of weight: (tokens up to which it is taken, the configuration). Microseconds of a layer's routing and experts
+# on an H200, beside grouped_triton's: V4-Flash 42 (71) for 1 token, 72 (97) for 2, 122 (186) for 4, 214 (303) for 8,
+# 594 (827) for 32; V3 105 (126) for 1, 164 (195) for 2, 215 (266) for 4, 263 (332) for 8. V3's 32 tokens were measured
+# with ``together`` 1 only: 454 (450).
 FEW: dict[str, list[tuple[int, Few]]] = {
     "fp4_words": [
-        (1, Few(rows1=16, rows2=16, ahead1=4, ahead2=4, together=2)),
-        (4, Few(rows1=16, rows2=32, ahead1=4, ahead2=2, together=2)),
-        (MOST, _SORTED),
+        (1, Few(rows1=16, rows2=16, scanned=True)),
+        (2, Few(rows1=16, scanned=True)),
+        (4, Few(scanned=True)),
+        (MOST, Few()),
     ],
-    "fp8": [(1, Few(rows1=16, rows2=32, ahead1=4, ahead2=2, together=2)), (MOST, _SORTED)],
+    "fp8": [
+        (1, Few(together=1, scanned=True)),
+        (2, Few(rows1=16, scanned=True)),
+        (8, Few(rows1=16)),
+        (MOST, Few()),
+    ],
 }
 
 
@@ -372,12 +376,12 @@ def _second(
     hidden, w, s, r, ids, order, block_expert, y, weights, shared, out, counters, pairs, shared_row,
     D: tl.constexpr, F: tl.constexpr, TOP_K: tl.constexpr, KIND: tl.constexpr, ASM: tl.constexpr,
     SINGLE: tl.constexpr, SORTED: tl.constexpr, P: tl.constexpr, R: tl.constexpr,
-    BT: tl.constexpr, AHEAD: tl.constexpr, TOGETHER: tl.constexpr, FOLD: tl.constexpr, PDL: tl.constexpr,
+    BT: tl.constexpr, AHEAD: tl.constexpr, TOGETHER: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """R columns of up to BT pairs' results, float32 [pairs, D].
 
-    FOLD: whoever adds the last pair of a token to a tile of columns sums the token's there, into ``out``; ``counters``
-    int32 [T, D / R] are zeros before and after.
+    Not SORTED: whoever adds the last pair of a token to a tile of columns sums the token's there, into ``out``;
+    ``counters`` int32 [T, D / R] are zeros before and after.
     """
     begin(PDL)
     GROUPS: tl.constexpr = F // 128
@@ -388,7 +392,7 @@ def _second(
     column = tile * R + tl.arange(0, R)
     if expert < 0:
         ready(PDL)
-        if FOLD:
+        if not SORTED:
             _unrouted(ids, shared, out, block, column, shared_row, D, TOP_K)
         return
     there = pair >= 0
@@ -409,7 +413,7 @@ def _second(
         total *= tl.load(r + weight_row)[:, None]
     total *= 1.0 / HIDDEN
     tl.store(y + (at * D)[None, :] + column[:, None], total, mask=there[None, :])
-    if FOLD:
+    if not SORTED:
         token = at // TOP_K
         real = tl.zeros((BT,), tl.int32)
         for k in tl.static_range(TOP_K):
@@ -463,41 +467,38 @@ def experts(
     config = config or chosen(w.kind, tokens)
     pairs, f = ids.numel(), rows // 2
     ids, weights = ids.contiguous(), weights.contiguous()
-    scanned = pairs <= config.scanned
-    fold = config.fold and scanned
     order = block_expert = ids
     blocks = pairs
-    if not scanned:
-        slots = Slots(ids, count, config.pairs)
+    if not config.scanned:
+        slots = Slots(ids, count, PAIRS)
         order, block_expert, blocks = slots.order, slots.block_expert, slots.blocks
     hidden = torch.empty(2, pairs, f, dtype=torch.uint8, device=ids.device)
     y = torch.empty(pairs, d, dtype=torch.float32, device=ids.device)
     out = torch.empty_like(shared, memory_format=torch.contiguous_format)
     members = {
-        "SINGLE": tokens == 1, "SORTED": not scanned, "P": max(16, triton.next_power_of_2(pairs)) if scanned else 16,
-        "BT": config.pairs, "KIND": w.kind, "TOP_K": top_k, "ASM": not INTERPRETED,
-        "num_warps": 1, "num_stages": 1, **overlap(),
+        "SINGLE": tokens == 1, "SORTED": not config.scanned,
+        "P": max(16, triton.next_power_of_2(pairs)) if config.scanned else 16, "BT": PAIRS, "KIND": w.kind,
+        "TOP_K": top_k, "ASM": not INTERPRETED,
+        "num_warps": 1, "num_stages": 1, **overlap(programs=blocks * (d // config.rows2)),
     }  # fmt: skip
     x, xs = q
     r13, r2 = (w.w13, w.w2) if w.r13 is None or w.r2 is None else (w.r13, w.r2)
     _first[(blocks * (rows // config.rows1),)](
         x, xs, w.w13, w.s13, r13, ids, order, block_expert, hidden, pairs, 0.0 if limit is None else limit,
-        x.stride(0), xs.stride(0), xs.stride(1), F=f, K=x.shape[1], LIMITED=limit is not None, R=config.rows1,
-        AHEAD=_divisor(x.shape[1] // 128, config.ahead1),
-        TOGETHER=math.gcd(_divisor(x.shape[1] // 128, config.ahead1), config.together),
-        **(members if config.early else members | {"launch_pdl": False}),
+        x.stride(0), xs.stride(0), xs.stride(1), F=f, K=x.shape[1], LIMITED=limit is not None,
+        **_held(x.shape[1], config.rows1, config.together), **members,
     )  # fmt: skip
-    counters = zeros(ids.device, tokens * (d // config.rows2)) if fold else ids
+    counters = zeros(ids.device, tokens * (d // config.rows2)) if config.scanned else ids
     _second[(blocks * (d // config.rows2),)](
         hidden, w.w2, w.s2, r2, ids, order, block_expert, y, weights, shared, out, counters, pairs, shared.stride(0),
-        D=d, F=f, R=config.rows2, AHEAD=_divisor(f // 128, config.ahead2),
-        TOGETHER=math.gcd(_divisor(f // 128, config.ahead2), config.together), FOLD=fold, **members,
+        D=d, F=f, **_held(f, config.rows2, config.together), **members,
     )  # fmt: skip
-    if not fold:
+    if not config.scanned:
         wide = min(256, triton.next_power_of_2(d))
         _sums[(tokens, triton.cdiv(d, wide))](
-            y, ids, weights, shared, out, shared.stride(0), D=d, TOP_K=top_k, WIDE=wide, num_warps=2, **overlap()
-        )
+            y, ids, weights, shared, out, shared.stride(0), D=d, TOP_K=top_k, WIDE=wide, num_warps=2,
+            **overlap(programs=tokens * triton.cdiv(d, wide)),
+        )  # fmt: skip
     return out
 
 
@@ -505,5 +506,8 @@ def chosen(kind: str, tokens: int) -> Few:
     return next(config for most, config in FEW[kind] if tokens <= most)
 
 
-def _divisor(groups: int, wanted: int) -> int:
-    return next(n for n in range(min(groups, wanted), 0, -1) if groups % n == 0)
+def _held(width: int, rows: int, together: int) -> dict[str, int]:
+    """A product's rows a program and groups of columns ahead, which divide all of them."""
+    groups = width // 128
+    ahead = next(n for n in range(min(groups, max(1, HELD // rows)), 0, -1) if groups % n == 0)
+    return {"R": rows, "AHEAD": ahead, "TOGETHER": math.gcd(ahead, together)}

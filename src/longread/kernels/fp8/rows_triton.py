@@ -39,14 +39,18 @@ VECTOR: dict[int | str, dict[str, Any]] = {
     "plain": {"numbers": 2048, "depth": 1024, "warps": 8, "fill": 2 * FILL, "early": 1},
     "long": {"numbers": 8192, "depth": 2048, "warps": 4, "fill": FILL, "early": 1},
 }
-HAND: dict[int, dict[str, int]] = {  # blocks that divide K, since a step that is not whole is masked
+# ``HAND``: blocks that divide K, since a step that is not whole is masked. Where a program asks for all of its weights
+# at once, 128 registers do, and two of eight warps run on an SM.
+HAND: dict[int, dict[str, int]] = {
     1024: {"blocks": 8, "warps": 4, "early": 2, "registers": 255},
     1536: {"blocks": 4, "warps": 4, "early": 1, "registers": 255},
     2048: {"blocks": 16, "warps": 4, "early": 1, "registers": 255},
-    4096: {"blocks": 32, "warps": 8, "early": 2, "registers": 255},
+    4096: {"blocks": 16, "warps": 8, "early": 1, "registers": 128},
     7168: {"blocks": 8, "warps": 8, "early": 2, "registers": 255},
-    1 << 30: {"blocks": 16, "warps": 8, "early": 1, "registers": 255},
+    1 << 30: {"blocks": 16, "warps": 8, "early": 2, "registers": 128},
 }
+HAND_NARROW = {**HAND, 4096: {"blocks": 32, "warps": 8, "early": 2, "registers": 128}}  # one program an SM: all of K
+HAND_MORE = {"blocks": 8, "warps": 8, "early": 1, "registers": 255}  # over 8 rows: sums of twice the size
 ROWS: dict[str, Any] = {"block_n": 64, "depth_plain": 64, "warps": 4, "stages": 3, "fill": 132 * 2, "max_parts": 32}
 # Where adding the parts up costs more than more of them gain: each is as large as the result, one program reads all.
 FEW_PARTS: dict[str, Any] = {**ROWS, "stages": 4, "fill": 132, "max_parts": 4}
@@ -204,7 +208,9 @@ def few(x: Tensor | Quantised, w: Weight, out: Tensor) -> bool:
     if matrix.shape[-1] % 16 or matrix.stride(-1) != 1 or rows.stride(1) != 1:
         return False
     if rows.shape[0]:
-        _fastest(rows, matrix)(x, w, out)
+        # A copy of a weight is made in the same step: only by_rows waits before it reads one.
+        lasting = matrix.is_contiguous() and (isinstance(w, Tensor) or w.scales.is_contiguous())
+        (_fastest(rows, matrix) if lasting else by_rows)(x, w, out)
     return True
 
 
@@ -225,9 +231,13 @@ def by_hand(x: Tensor | Quantised, w: Weight, out: Tensor, config: dict[str, int
     rows, matrix, scales, factors = _operands(x, w)
     width = matrix.shape[-1]
     if config is None:
-        config = next(HAND[most] for most in HAND if width <= most)
-        if rows.shape[0] > 8:  # sums of twice the size leave fewer registers for weights
-            config = {**HAND[1 << 30], "blocks": 16 if matrix.numel() // width <= NARROW else 8}
+        narrow = matrix.numel() // width <= NARROW
+        by_width = HAND_NARROW if narrow else HAND
+        config = next(by_width[most] for most in by_width if width <= most)
+        if rows.shape[0] > 8:
+            config = {**HAND_MORE, "blocks": 16} if narrow else HAND_MORE
+        if matrix.dtype != ref.FP8:  # twice the bytes on their way
+            config = {**config, "registers": 255}
     blocks = min(config["blocks"], triton.next_power_of_2(width // BLOCK))
     rows_gluon.launch(
         rows, scales, matrix, factors, out, matrix.dtype == ref.FP8, blocks, min(config["warps"], blocks),
@@ -251,7 +261,7 @@ def by_vector(x: Tensor | Quantised, w: Weight, out: Tensor, config: dict[str, A
     block_n = max(1, min(BLOCK, int(numbers) // (blocks * BLOCK)))
     while block_n > 1 and triton.cdiv(height, block_n) * groups < config["fill"]:
         block_n //= 2
-    given = overlap(early=False)  # EARLY says when the next kernel may start
+    given = overlap(late=True)  # EARLY says when the next kernel may start
     _vector[triton.cdiv(height, block_n), groups](
         rows, scales, matrix, factors, out, height, width, scales.stride(-1), factors.stride(-2),
         FP8=matrix.dtype == ref.FP8, EVEN=width % (blocks * BLOCK) == 0, STEPS=triton.cdiv(width, blocks * BLOCK),
@@ -267,7 +277,7 @@ def by_rows(x: Tensor | Quantised, w: Weight, out: Tensor, config: dict[str, Any
     tokens, (height, width) = rows.shape[0], matrix.shape[-2:]
     groups = matrix.numel() // (height * width)
     if config is None:
-        config = FEW_PARTS if tokens > 32 or (tokens > 16 and groups * height < 4096) else ROWS
+        config = FEW_PARTS if tokens > 32 or (tokens > 16 and groups * height <= WIDE) else ROWS
     # Triton has wgmma for 16 rows, not for 8.
     block_t = min(FEW, max(16, triton.next_power_of_2(tokens)))
     block_n, block_k = config["block_n"], BLOCK if fp8 else config["depth_plain"]
@@ -282,7 +292,7 @@ def by_rows(x: Tensor | Quantised, w: Weight, out: Tensor, config: dict[str, Any
         rows, scales, matrix, factors, out, scratch, counted, tokens, height, width, rows.stride(0),
         scales.stride(-1), factors.stride(-2), out.stride(0), FP8=fp8, EVEN=width % block_k == 0,
         BT=block_t, BN=block_n, BK=block_k, PARTS=parts, STEPS=steps // parts, STAGES=config["stages"],
-        num_warps=config["warps"], **overlap(tokens),
+        num_warps=config["warps"], **overlap(tokens, tiles * parts),
     )  # fmt: skip
     return out
 

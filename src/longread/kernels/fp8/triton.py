@@ -5,6 +5,7 @@ Knows rows, one matrix or a stack of them; knows no model. Signatures are ref.py
 rows (decode) that of rows_triton.py.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from longread.kernels.fallback import fallback
 from longread.kernels.fp8 import ref
 from longread.kernels.fp8.ref import BLOCK, Fp8Weight, Quantised, Weight, dequantise, result_dtype
 from longread.kernels.fp8.rows_triton import FEW, few, narrow, tensor_of
-from longread.kernels.overlap import begin, overlap, ready
+from longread.kernels.overlap import WAVE, begin, overlap, ready
 
 __all__ = ["dequantise", "gated", "grouped_linear", "latents", "linear", "quantise", "turn_back"]
 
@@ -181,7 +182,9 @@ def quantise(x: Tensor) -> Quantised:
     out = _quantised_like(x, tokens, width)
     grid, tile = _steps(tokens, width)
     if tokens:
-        _quantise[grid](x, *out, tokens, width, x.stride(0), out.scales.stride(1), **tile, **overlap(tokens))
+        _quantise[grid](
+            x, *out, tokens, width, x.stride(0), out.scales.stride(1), **tile, **overlap(tokens, math.prod(grid))
+        )
     return out
 
 
@@ -196,7 +199,7 @@ def gated(h: Tensor, limit: float | None, quantised: bool) -> Quantised | Tensor
         strides = h.stride(0), out.scales.stride(1)
         _gated[grid](
             h, *out, tokens, width, cap, *strides, CAPPED=limit is not None, QUANTISED=quantised, **tile,
-            **overlap(tokens),
+            **overlap(tokens, math.prod(grid)),
         )  # fmt: skip
     return out if quantised else out.values
 
@@ -215,7 +218,7 @@ def latents(
             x, q_gain, kv_gain, cos.contiguous(), sin.contiguous(), *c_q, kv, tokens, x.stride(0),
             c_q.scales.stride(1), eps, Q=rank, D=width, ROPE=rope, QUANTISED=quantised, PACKED=packed,
             Q_BLOCKS=triton.next_power_of_2(-(-rank // BLOCK)), D_BLOCKS=triton.next_power_of_2(-(-width // 64)),
-            R=1, num_warps=4, **overlap(tokens),
+            R=1, num_warps=4, **overlap(tokens, 2 * tokens),
         )  # fmt: skip
     return c_q if quantised else c_q.values, kv
 
@@ -239,7 +242,7 @@ def turn_back(o: Tensor, cos: Tensor, sin: Tensor, quantised: bool) -> Quantised
             QUANTISED=quantised,
             **sizes,
             **tile,
-            **overlap(tokens),
+            **overlap(tokens, math.prod(grid)),
         )
     return out if quantised else out.values
 
@@ -314,8 +317,9 @@ def _plain(x: Tensor, tokens: int, width: int) -> Quantised:
 
 
 def _steps(tokens: int, width: int) -> tuple[tuple[int, int], dict[str, int]]:
-    """Grid and tile of an elementwise kernel."""
-    rows = min(STEP["rows"], triton.next_power_of_2(max(1, tokens)))
+    """Grid and tile of an elementwise kernel: as few rows a program as make one wave of them."""
     blocks = min(STEP["blocks"], triton.next_power_of_2(-(-width // BLOCK)))
-    grid = triton.cdiv(tokens, rows), triton.cdiv(width, blocks * BLOCK)
+    across = triton.cdiv(width, blocks * BLOCK)
+    rows = min(STEP["rows"], triton.next_power_of_2(max(1, triton.cdiv(tokens * across, WAVE))))
+    grid = triton.cdiv(tokens, rows), across
     return grid, {"R": rows, "C": blocks, "num_warps": STEP["warps"]}

@@ -232,10 +232,11 @@ def take_in(
     part = fn.new_empty(tokens, slices, NUMBERS, dtype=torch.float32)
     if y is not None and y.stride(1) != 1:
         y = y.contiguous()
-    _take_in_few[(triton.cdiv(tokens, how.tokens), slices)](
+    blocks = triton.cdiv(tokens, how.tokens)
+    _take_in_few[blocks, slices](
         streams, out, y, post, a, rows, fn, part, tokens, hidden, 0 if y is None else y.stride(0),
         N=fn.shape[1], UPDATE=y is not None, GATHER=rows is not None, BT=how.tokens, BD=how.channels,
-        num_warps=how.warps, **overlap(tokens),
+        num_warps=how.warps, **overlap(tokens, blocks * slices),
     )  # fmt: skip
     return part
 
@@ -252,7 +253,7 @@ def finish(
         x, part, w.base, w.scale, gain, u, values, scales, part if post is None else post, part if a is None else a,
         hidden, eps, rms_eps, scales.stride(1),
         N=w.fn.shape[1], ITERS=iters, S=slices, S2=triton.next_power_of_2(slices), QUANTISE=q is not None,
-        BD=triton.next_power_of_2(hidden), num_warps=_tile(tokens).finish_warps, **overlap(tokens),
+        BD=triton.next_power_of_2(hidden), num_warps=_tile(tokens).finish_warps, **overlap(tokens, 2 * tokens),
     )  # fmt: skip
 
 

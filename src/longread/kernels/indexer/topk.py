@@ -217,7 +217,7 @@ def best(
         FLAT=tables is not None,
         PER_PAGE=per_page,
         num_warps=WARPS[kind],
-        **overlap(count),
+        **overlap(count, count),
         maxnreg=REGISTERS[kind] if tables is None else None,  # a decode step has no two for one multiprocessor
     )
 

@@ -94,7 +94,7 @@ def queries(q: Tensor, w: Tensor, cos: Tensor, sin: Tensor, scale: float, quanti
             ROPE=rope,
             QUANTISED=quantised,
             num_warps=WARPS["queries"],
-            **overlap(tokens),
+            **overlap(tokens, tokens),
         )
     return out, weights
 
@@ -400,7 +400,7 @@ def choose_rows(q: Tensor, w: Tensor, store: Tensor, where: Rows, top_k: int) ->
         PRUNED=how.pruned,
         STAGES=STAGES["rows"],
         num_warps=WARPS["rows"],
-        **overlap(batch, early=False),
+        **overlap(batch, late=True),
     )
     topk.best(logits, maxima, where.positions, where.tables, out, 0, batch, how, RATIO, per_page)
     return out

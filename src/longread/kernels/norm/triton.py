@@ -68,6 +68,6 @@ def add_norm(x: Tensor, y: Tensor | None, gain: Tensor, eps: float, quantised: b
         _add_norm[(tokens,)](
             x, y, gain, u, values, places, hidden, 0 if y is None else y.stride(0), places.stride(1), eps,
             ADD=y is not None, QUANTISE=quantised, BD=max(128, triton.next_power_of_2(hidden)), num_warps=WARPS,
-            **overlap(tokens),
+            **overlap(tokens, tokens),
         )  # fmt: skip
     return Normed(u, q)

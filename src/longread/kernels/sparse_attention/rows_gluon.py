@@ -6,6 +6,7 @@ A tile's packed bytes are asked for while the scores of the tile before it are c
 numbers in the other buffer while the tensor cores work on the results.
 """
 
+import math
 from typing import Any
 
 from triton.experimental import gluon
@@ -23,9 +24,9 @@ D, ROPE, WIDTH, BM, BN, WARPS = 512, 64, 584, 64, 64, 8
 PROGRAMS = 132  # how many the keys are split for: one fits on an SM
 
 
-def launch(grid: tuple[int, int, int], given: tuple[Any, ...], sizes: tuple[Any, ...], early: bool) -> None:
+def launch(grid: tuple[int, int, int], given: tuple[Any, ...], sizes: tuple[Any, ...], late: bool) -> None:
     """given, sizes: the arguments of ``_part`` from q to splits, and from WINDOW to PER_PAGE."""
-    _part[grid](*given, *sizes, BM, BN, num_warps=WARPS, **overlap(grid[0], early))
+    _part[grid](*given, *sizes, BM, BN, num_warps=WARPS, **overlap(grid[0], math.prod(grid), late))
 
 
 @gluon.jit

@@ -68,18 +68,19 @@ def rows_turned(
     )  # fmt: skip
     sizes = window, d, rope, width, ratio, chosen is not None, PAGE_TOKENS // ratio if ratio else 1
     if hopper:
-        rows_gluon.launch((batch, groups, splits), given, sizes, most <= SHORT)
+        rows_gluon.launch((batch, groups, splits), given, sizes, most > SHORT)
     else:
         _part[(batch, groups, splits)](
-            *given, *sizes, packed, HEADS, tile, num_warps=warps, num_stages=1, **overlap(batch, most <= SHORT)
-        )
+            *given, *sizes, packed, HEADS, tile, num_warps=warps, num_stages=1,
+            **overlap(batch, batch * groups * splits, late=most > SHORT),
+        )  # fmt: skip
     out = result(q, quantised)
     values, scales = values_and_scales(out)
     channels = d if batch >= WIDE_BATCH or d < BLOCK else BLOCK
     _combine[(batch, heads, d // channels)](
         parts, sums[0], sums[1], sink, cos, sin, values, cos if scales is None else scales, splits,
         0 if scales is None else scales.stride(1), d, rope // 2, scales is not None, channels, PARTS, num_warps=4,
-        **overlap(batch),
+        **overlap(batch, batch * heads * (d // channels)),
     )  # fmt: skip
     return out
 

@@ -22,7 +22,7 @@ def rows(kv: Tensor, ring: Tensor, where: Rows) -> None:
         _rows[(kv.shape[0],)](
             kv, ring, where.positions, where.slots, kv.stride(0), ring.stride(0), ring.stride(1),
             D=kv.shape[1], ROPE=packed_rope(kv, ring), BLOCK=_block(kv), SIZE=SIZE, num_warps=WARPS,
-            **overlap(kv.shape[0]),
+            **overlap(kv.shape[0], kv.shape[0]),
         )  # fmt: skip
 
 
