@@ -16,7 +16,7 @@ ABSORBED = 512  # models.native_v3: longer chunks expand their context
 KEYS = 16384  # kernels.mla.device_ref: keys expanded at once
 # kernels.experts.triton: blocks are of 16 slots up to FEWER pairs an expert or FEW_PAIRS in all, of 32 up to FEW.
 FEWER, FEW, FEW_PAIRS = 4, 24, 1024
-MANY_FP8, MANY_PLAIN = 16, 64  # slots of a block beyond: those of a persistent kernel, those of plain weights
+PERSISTENT, OTHERS = 16, 64  # beyond: those of FP8 in the persistent kernel, those of plain weights and odd sizes
 # kernels.mla.triton: parts of the keys for which the device is done soonest.
 SMS, MOST_SPLITS, SPLIT_COST, TILE_KEYS, TILE_HEADS = 132, 64, 4, 64, 64
 
@@ -117,7 +117,7 @@ def _experts(spec: ModelSpec, tokens: int, fp8: bool) -> int:
     moe, d = spec.moe, spec.hidden
     pairs = tokens * moe.top_k
     mean = 0.0 if pairs <= FEW_PAIRS else pairs / moe.routed
-    block = expert_block(mean, fp8)
+    block = expert_block(mean, fp8 and d % 256 == 0)
     slots = (min(pairs, moe.routed) + pairs // block) * block
     out, f = d * (4 if mean <= FEWER else COMPUTE), _whole(moe.intermediate)
     hidden = f + 4 if fp8 else f * COMPUTE
@@ -125,11 +125,11 @@ def _experts(spec: ModelSpec, tokens: int, fp8: bool) -> int:
     return most + tokens * (2 * d * COMPUTE + (d + 4 if fp8 else 0) + 4 * moe.routed) + 12 * pairs
 
 
-def expert_block(mean: float, fp8: bool) -> int:
-    """Slots of a block at ``mean`` pairs an expert."""
+def expert_block(mean: float, persistent: bool) -> int:
+    """Slots of a block at ``mean`` pairs an expert; ``persistent``: whether that kernel has tiles for the model."""
     if mean <= FEW:
         return 16 if mean <= FEWER else 32
-    return MANY_FP8 if fp8 else MANY_PLAIN
+    return PERSISTENT if persistent else OTHERS
 
 
 @cache
