@@ -13,6 +13,8 @@ BLOCK = 128  # of FP8 scales
 COMPUTE = 2  # bytes of a bfloat16
 PAGE = 256  # tokens
 ABSORBED = 512  # models.native_v3: longer chunks expand their context
+MOST_EXPERTS = 1024  # kernels.experts
+MOST_WIDTH = 256  # kernels.mla: channels of a key that cuDNN's and flash's attention take, eights of them
 KEYS = 16384  # kernels.mla.device_ref: keys expanded at once
 FEW, FEWER = 24, 4  # kernels.experts: up to so many pairs an expert blocks are of 32 slots, of 16
 FEW_PAIRS = 1024  # and of 16 up to so many pairs in all
@@ -56,12 +58,17 @@ def unfit(spec: ModelSpec, mla: MLASpec, packed: bool) -> str | None:
     rank, rope, v = mla.kv_lora_rank, mla.qk_rope_head_dim, mla.v_head_dim
     if spec.hidden % BLOCK:
         return f"hidden_size {spec.hidden} is no multiple of {BLOCK}"
-    if not (_power(rank) and _power(rope)) or min(rank, rope) < 16:
+    if not (power(rank) and power(rope)) or min(rank, rope) < 16:
         return f"latents of {rank} and {rope} channels are not both powers of two from 16 up"
     if packed and rank % BLOCK:
         return f"kv_lora_rank {rank} is no multiple of {BLOCK}; kv_cache_dtype=bfloat16 takes it"
-    if not _power(v) or v > mla.qk_nope_head_dim + rope:
+    width = mla.qk_nope_head_dim + rope
+    if width % 8 or width > MOST_WIDTH:
+        return f"keys of {width} channels are no multiple of 8, or more than {MOST_WIDTH}"
+    if not power(v) or v > width:
         return f"values of {v} channels are no power of two, or wider than keys"
+    if spec.layers > spec.moe.first_dense and spec.moe.routed > MOST_EXPERTS:
+        return f"n_routed_experts {spec.moe.routed} are more than {MOST_EXPERTS}"
     if spec.quant is not None and (mla.q_lora_rank or 0) % BLOCK:
         return f"q_lora_rank {mla.q_lora_rank} is no multiple of {BLOCK}"
     return None
@@ -132,7 +139,7 @@ def _splits(programs: int, blocks: int) -> int:
     return min(range(1, max(1, min(MOST_SPLITS, blocks)) + 1), key=cost)
 
 
-def _power(n: int) -> bool:
+def power(n: int) -> bool:
     return n > 0 and n & (n - 1) == 0
 
 

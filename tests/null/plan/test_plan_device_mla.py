@@ -68,6 +68,8 @@ def test_public_models_sizes_are_the_kernels(name: str) -> None:
         ({"qk_rope_head_dim": 8}, "64 and 8|512 and 8"),
         ({"v_head_dim": 96}, "values of 96"),
         ({"q_lora_rank": 200}, "q_lora_rank 200"),
+        ({"qk_nope_head_dim": 100}, "keys of 164"),
+        ({"qk_nope_head_dim": 256}, "keys of 320"),
     ],
 )
 def test_other_sizes_are_refused(changed: dict[str, int], words: str) -> None:
@@ -77,6 +79,11 @@ def test_other_sizes_are_refused(changed: dict[str, int], words: str) -> None:
         resolve(DRAWN, odd, HOST, H200)
     placed = choose_device(replace(DRAWN, device="auto"), odd, H200)
     assert placed.device == "cpu" and re.search(words, str(placed.reason))
+
+
+def test_more_experts_than_kernels_count_are_refused() -> None:
+    with pytest.raises(ConfigError, match="n_routed_experts 2048"):
+        resolve(DRAWN, replace(V3, moe=replace(V3.moe, routed=2048)), HOST, H200)
 
 
 def test_a_width_without_whole_blocks_is_refused() -> None:
