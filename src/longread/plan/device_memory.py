@@ -193,9 +193,13 @@ def require_device_fit(plan: MemoryPlan, gpu: Gpu, share: float, when: str) -> N
     limit = int(share * gpu.total_bytes)
     if plan.on_device <= min(limit, gpu.free_bytes):
         return
-    cure = "lower max_num_batched_tokens, max_num_seqs or the cache"
-    if plan.weights + plan.runtime > min(limit, gpu.free_bytes):
+    cure, least = "lower max_num_batched_tokens, max_num_seqs or the cache", plan.weights + plan.runtime
+    if least > gpu.total_bytes:
         cure = "the weights alone do not fit: it takes a larger GPU, or fewer layers of random weights"
+    elif least > gpu.free_bytes:
+        cure = "the weights alone do not fit beside what other processes hold of this GPU: end those"
+    elif least > limit:
+        cure = "the weights alone do not fit in that share: raise gpu_memory_utilization"
     elif limit < gpu.free_bytes:
         cure += ", or raise gpu_memory_utilization"
     else:
