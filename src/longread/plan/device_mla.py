@@ -13,6 +13,8 @@ BLOCK = 128  # of FP8 scales
 COMPUTE = 2  # bytes of a bfloat16
 PAGE = 256  # tokens
 ABSORBED = 512  # models.native_v3: longer chunks expand their context
+# kernels.mla.triton: the largest latent whose tiles an SM's shared memory holds, by packing and whether heads are many.
+MOST_RANK, MANY_HEADS = {(True, True): 1024, (True, False): 1024, (False, True): 512, (False, False): 2048}, 16
 MOST_EXPERTS = 1024  # kernels.experts
 MOST_WIDTH = 256  # kernels.mla: channels of a key that cuDNN's and flash's attention take, eights of them
 KEYS = 16384  # kernels.mla.device_ref: keys expanded at once
@@ -62,6 +64,10 @@ def unfit(spec: ModelSpec, mla: MLASpec, packed: bool) -> str | None:
         return f"latents of {rank} and {rope} channels are not both powers of two from 16 up"
     if packed and rank % BLOCK:
         return f"kv_lora_rank {rank} is no multiple of {BLOCK}; kv_cache_dtype=bfloat16 takes it"
+    most = MOST_RANK[packed, spec.heads > MANY_HEADS]
+    if rank > most:
+        other = f"; kv_cache_dtype=fp8 takes up to {MOST_RANK[True, True]}" if most < MOST_RANK[True, True] else ""
+        return f"kv_lora_rank {rank} of {spec.heads} heads is above {most}{other}"
     width = mla.qk_nope_head_dim + rope
     if width % 8 or width > MOST_WIDTH:
         return f"keys of {width} channels are no multiple of 8, or more than {MOST_WIDTH}"
