@@ -38,12 +38,16 @@ from longread.kv.tensors import StateTensors
 from longread.kv.tiers import Tiers
 from longread.measure.probe_disk import measure_disk
 from longread.measure.result import this_commit, this_machine
-from longread.spec.config import EngineOptions
+from longread.plan.machine import probe_machine
+from longread.plan.resolve import resolve
+from longread.spec.config import EngineOptions, from_mapping
 from longread.spec.engine import FirstToken, GenerationRequest, SamplingParams, TokenEvent
+from longread.spec.errors import ConfigError, LongreadError
 from longread.spec.reduced import random_spec
 from longread.spec.state import PAGE_TOKENS, HashedTokens, hash_pages, state_groups
 
 KILO = 1024
+VOCAB = 102400  # V2's, the smallest of the public models'
 ANSWER = 8  # tokens of an answer
 EVICTED_AT_ONCE = 64  # pages, as a long prompt wins them
 FIRST_LENGTHS = (1, 2, 15, 17, 100, 255, 257, 511, 513, 700, 1100, 2047, 2049, 5000, 8191, 8193, 12000)
@@ -51,8 +55,8 @@ FIRST_SUFFIXES = (1, 33, 200, 513, 3000)
 FIRST_BATCHES = (1, 2, 3, 8)
 
 
-def prompt(length: int, seed: int, vocab: int = 129280) -> tuple[int, ...]:
-    return tuple(random.Random(seed).choices(range(100, vocab), k=length))
+def prompt(length: int, seed: int) -> tuple[int, ...]:
+    return tuple(random.Random(seed).choices(range(100, VOCAB), k=length))
 
 
 class Driver:
@@ -454,13 +458,33 @@ def triples(value: str) -> list[tuple[int, int, int]]:
     return rows
 
 
-def main() -> None:
+def scenario(name: str) -> str:
+    if name not in SCENARIOS:
+        raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(SCENARIOS)}")
+    return name
+
+
+def engine_options(args: argparse.Namespace) -> EngineOptions:
+    """Raises ConfigError."""
+    given: dict[str, object] = {"model": args.model, "layers": args.layers}
+    for option in args.option:
+        name, there, value = option.partition("=")
+        if not there or name in given or name in ("device", "random_weights"):
+            raise ConfigError(
+                f"--option {option!r}: write NAME=VALUE, each name once, and --model and --layers as such"
+            )
+        given[name] = {"true": True, "false": False}.get(value, value)
+    return from_mapping(given | {"device": "cuda", "random_weights": True})
+
+
+def main() -> int:
+    """1 where a scenario failed, 2 where what is asked for cannot be: found before anything is measured."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("scenarios", nargs="*", help=f"of {', '.join(SCENARIOS)}")
+    parser.add_argument("scenarios", nargs="*", type=scenario, help=f"of {', '.join(SCENARIOS)}")
     parser.add_argument("--model", default="DeepSeek-V4-Flash")
     parser.add_argument("--layers", default="8")
     parser.add_argument(
-        "--option", action="append", default=[], help="NAME=VALUE of EngineOptions, whole numbers as such"
+        "--option", action="append", default=[], help="NAME=VALUE of EngineOptions, amounts as on serve's command line"
     )
     parser.add_argument("--lengths", type=lambda v: [int(n) for n in v.split(",")], default=[8 * KILO, 32 * KILO])
     parser.add_argument("--decodes", type=triples, default=[(1, 8 * KILO, 10), (8, 8 * KILO, 10)])
@@ -470,7 +494,14 @@ def main() -> None:
     parser.add_argument("--disk", type=Path, help="folder on the disk that is measured (default: the temporary one)")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
-    args.ceilings, args.compiled = ceilings(), []
+    try:
+        options = engine_options(args)
+        resolve(options, random_spec(options.model, options.layers), probe_machine())
+    except LongreadError as error:
+        parser.error(str(error))
+    if args.output and (args.output.is_dir() or not args.output.absolute().parent.is_dir()):
+        parser.error(f"--output {args.output}: is a folder, or its folder does not exist")
+    args.ceilings, args.compiled, failed = ceilings(), [], 0
     document: dict[str, Any] = {
         "machine": asdict(this_machine(("torch", "triton"))),
         "gpu": torch.cuda.get_device_name(),
@@ -478,9 +509,7 @@ def main() -> None:
         "command": " ".join(sys.argv),
         "ceilings": args.ceilings,
     }
-    extra = {name: int(v) if v.lstrip("-").isdigit() else v for name, v in (o.split("=", 1) for o in args.option)}
     start = time.perf_counter()
-    options = EngineOptions(model=args.model, device="cuda", random_weights=True, layers=args.layers, **extra)
     driver = Driver(load_engine(options))
     info = driver.engine.info
     document["ready_s"] = time.perf_counter() - start
@@ -493,7 +522,7 @@ def main() -> None:
         try:
             document[name] = SCENARIOS[name](driver, args)
         except Exception as error:  # noqa: BLE001  one scenario must not cost the others theirs
-            document[name] = f"{type(error).__name__}: {error}"
+            document[name], failed = f"{type(error).__name__}: {error}", 1
             traceback.print_exc()
         print(name, f"{time.perf_counter() - start:.1f} s", json.dumps(document[name])[:1500], flush=True)
         document["peak_allocated"] = torch.cuda.max_memory_allocated()
@@ -502,7 +531,8 @@ def main() -> None:
         if args.output:
             args.output.write_text(json.dumps(document, indent=1) + "\n")
     print("peak", document.get("peak_allocated"), "planned", info.predicted_bytes, "compiled", len(args.compiled))
+    return failed
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

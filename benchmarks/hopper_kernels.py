@@ -370,6 +370,11 @@ def main() -> Iterator[str]:
     parser.add_argument("sections", nargs="*", help=f"of {', '.join(SECTIONS)}; all when none is given")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
+    for name in args.sections:
+        if name not in SECTIONS:
+            parser.error(f"section {name!r} is none of {', '.join(SECTIONS)}")
+    if args.output and (args.output.is_dir() or not args.output.absolute().parent.is_dir()):
+        parser.error(f"--output {args.output}: is a folder, or its folder does not exist")
     bench = Bench()
     bench.ceilings()
     for name in args.sections or SECTIONS:

@@ -84,7 +84,7 @@ def add_device_flags(group: "_ActionsContainer") -> None:
         "--random-weights",
         action="store_true",
         help="draw the weights instead of reading any, to measure times and memory: CHECKPOINT is a public model's "
-        "name (DeepSeek-V4-Flash) or a folder with a config.json; what it answers means nothing",
+        "name (DeepSeek-V4-Flash), a bundled model or a folder with a config.json; what it answers means nothing",
     )
     group.add_argument(
         "--layers", metavar="N", help="with --random-weights: the first N layers; 1+3: one dense and three MoE layers"

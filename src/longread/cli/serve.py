@@ -135,7 +135,8 @@ def run(args: argparse.Namespace) -> int:
 
 def engine_options(args: argparse.Namespace) -> EngineOptions:
     """Raises ConfigError and CheckpointError."""
-    model = args.checkpoint if args.random_weights else str(locate(args.checkpoint))
+    drawn = args.random_weights and args.checkpoint not in BUNDLED
+    model = args.checkpoint if drawn else str(locate(args.checkpoint))
     return options_from(args, model, args.served_model_name[0] if args.served_model_name else None)
 
 

@@ -8,6 +8,7 @@ and tests hold the two together.
 from dataclasses import dataclass
 
 from longread.plan.device_mla import COMPUTE, mla_step_bytes, mla_weights, quantised, unfit
+from longread.plan.device_v4 import unfit_v4
 from longread.plan.figures import gib
 from longread.plan.machine import Gpu
 from longread.spec.config import EngineOptions, MemoryPlan
@@ -15,7 +16,7 @@ from longread.spec.errors import ConfigError
 from longread.spec.inventory import ITEMSIZE, inventory
 from longread.spec.loaded import is_drafter
 from longread.spec.model import ModelSpec
-from longread.spec.state import CacheKind, pages_for, state_groups
+from longread.spec.state import PAGE_TOKENS, CacheKind, pages_for, state_groups
 
 CAPABILITY = (9, 0)  # Hopper: what the kernels were written for
 FAMILIES = ("deepseek_v2", "deepseek_v3", "deepseek_v4")  # what has a model of native weights
@@ -69,10 +70,13 @@ def _missing(options: EngineOptions, spec: ModelSpec, gpu: Gpu | str) -> str | N
         return f"{spec.label} is of family {spec.family}; GPUs run {', '.join(FAMILIES)}"
     if options.dtype == "float32":
         return "dtype=float32 is the CPU's; on GPUs activations are bfloat16"
+    reason = None
     if spec.mla is not None:
         reason = unfit(spec, spec.mla, options.kv_cache_dtype != "bfloat16")
-        return reason and f"{spec.label}: {reason}, which the GPU's kernels need"
-    return None
+    elif spec.compressed is not None and spec.indexer is not None and spec.hyper is not None:
+        context = pages_for(min(options.max_model_len or spec.max_position, spec.max_position)) * PAGE_TOKENS
+        reason = unfit_v4(spec, spec.compressed, spec.indexer, spec.hyper, context)
+    return reason and f"{spec.label}: {reason}, which the GPU's kernels need"
 
 
 def device_plan(
@@ -189,9 +193,13 @@ def require_device_fit(plan: MemoryPlan, gpu: Gpu, share: float, when: str) -> N
     limit = int(share * gpu.total_bytes)
     if plan.on_device <= min(limit, gpu.free_bytes):
         return
-    cure = "lower max_num_batched_tokens, max_num_seqs or the cache"
-    if plan.weights + plan.runtime > min(limit, gpu.free_bytes):
+    cure, least = "lower max_num_batched_tokens, max_num_seqs or the cache", plan.weights + plan.runtime
+    if least > gpu.total_bytes:
         cure = "the weights alone do not fit: it takes a larger GPU, or fewer layers of random weights"
+    elif least > gpu.free_bytes:
+        cure = "the weights alone do not fit beside what other processes hold of this GPU: end those"
+    elif least > limit:
+        cure = "the weights alone do not fit in that share: raise gpu_memory_utilization"
     elif limit < gpu.free_bytes:
         cure += ", or raise gpu_memory_utilization"
     else:

@@ -13,6 +13,10 @@ BLOCK = 128  # of FP8 scales
 COMPUTE = 2  # bytes of a bfloat16
 PAGE = 256  # tokens
 ABSORBED = 512  # models.native_v3: longer chunks expand their context
+# kernels.mla.triton: the largest latent whose tiles an SM's shared memory holds, by packing and whether heads are many.
+MOST_RANK, MANY_HEADS = {(True, True): 1024, (True, False): 1024, (False, True): 512, (False, False): 2048}, 16
+MOST_EXPERTS = 1024  # kernels.experts
+MOST_WIDTH = 256  # kernels.mla: channels of a key that cuDNN's and flash's attention take, eights of them
 KEYS = 16384  # kernels.mla.device_ref: keys expanded at once
 # kernels.experts.triton: blocks are of 16 slots up to FEWER pairs an expert or FEW_PAIRS in all, of 32 up to FEW.
 FEWER, FEW, FEW_PAIRS = 4, 24, 1024
@@ -57,12 +61,21 @@ def unfit(spec: ModelSpec, mla: MLASpec, packed: bool) -> str | None:
     rank, rope, v = mla.kv_lora_rank, mla.qk_rope_head_dim, mla.v_head_dim
     if spec.hidden % BLOCK:
         return f"hidden_size {spec.hidden} is no multiple of {BLOCK}"
-    if not (_power(rank) and _power(rope)) or min(rank, rope) < 16:
+    if not (power(rank) and power(rope)) or min(rank, rope) < 16:
         return f"latents of {rank} and {rope} channels are not both powers of two from 16 up"
     if packed and rank % BLOCK:
         return f"kv_lora_rank {rank} is no multiple of {BLOCK}; kv_cache_dtype=bfloat16 takes it"
-    if not _power(v) or v > mla.qk_nope_head_dim + rope:
+    most = MOST_RANK[packed, spec.heads > MANY_HEADS]
+    if rank > most:
+        other = f"; kv_cache_dtype=fp8 takes up to {MOST_RANK[True, True]}" if most < MOST_RANK[True, True] else ""
+        return f"kv_lora_rank {rank} of {spec.heads} heads is above {most}{other}"
+    width = mla.qk_nope_head_dim + rope
+    if width % 8 or width > MOST_WIDTH:
+        return f"keys of {width} channels are no multiple of 8, or more than {MOST_WIDTH}"
+    if not power(v) or v > width:
         return f"values of {v} channels are no power of two, or wider than keys"
+    if spec.layers > spec.moe.first_dense and spec.moe.routed > MOST_EXPERTS:
+        return f"n_routed_experts {spec.moe.routed} are more than {MOST_EXPERTS}"
     if spec.quant is not None and (mla.q_lora_rank or 0) % BLOCK:
         return f"q_lora_rank {mla.q_lora_rank} is no multiple of {BLOCK}"
     return None
@@ -140,7 +153,7 @@ def _splits(programs: int, blocks: int) -> int:
     return min(range(1, max(1, min(MOST_SPLITS, blocks)) + 1), key=cost)
 
 
-def _power(n: int) -> bool:
+def power(n: int) -> bool:
     return n > 0 and n & (n - 1) == 0
 
 

@@ -62,7 +62,7 @@ def _first_gpu(nvml: Any, visible: str | None) -> Gpu | str:
     if not nvml.nvmlDeviceGetCount():
         return "the NVIDIA driver shows no GPU"
     first = (visible or "0").split(",")[0].strip()
-    handle = nvml.nvmlDeviceGetHandleByIndex(int(first)) if first.isdigit() else nvml.nvmlDeviceGetHandleByUUID(first)
+    handle = nvml.nvmlDeviceGetHandleByIndex(int(first)) if first.isdecimal() else nvml.nvmlDeviceGetHandleByUUID(first)
     name, memory = nvml.nvmlDeviceGetName(handle), nvml.nvmlDeviceGetMemoryInfo(handle)
     major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
     return Gpu(name.decode() if isinstance(name, bytes) else name, int(memory.total), int(memory.free), (major, minor))

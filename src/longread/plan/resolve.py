@@ -62,6 +62,11 @@ def resolve(options: EngineOptions, spec: ModelSpec, machine: Machine, gpu: Gpu 
     """
     require_runnable(spec)
     _check_drawn(options)
+    if spec.compressed is not None and not any(spec.compressed.ratios):
+        raise ConfigError(
+            f"{spec.label}: each of its compress_ratios is 0, so that no layer keeps anything in the cache; the engine "
+            "runs models with at least one that does"
+        )
     if gpu is None:
         gpu = "" if options.device == "cpu" else probe_gpu()
     where = choose_device(options, spec, gpu)

@@ -13,7 +13,7 @@ from longread.spec.errors import ConfigError
 from longread.spec.model import ModelSpec
 from longread.spec.releases import release, release_name
 
-_LAYERS = re.compile(r"(?:(\d{1,4})\+)?(\d{1,4})")
+_LAYERS = re.compile(r"(?:(\d{1,4})\+)?(\d{1,4})", re.ASCII)
 
 
 def random_spec(model: str, layers: str | None = None) -> ModelSpec:
@@ -53,6 +53,12 @@ def reduced(spec: ModelSpec, layers: str) -> ModelSpec:
     if spec.shared_kv is not None:
         raise ConfigError(f"layers={layers}: layers of {spec.label} use each other's caches; it runs whole only")
     compressed = spec.compressed
+    if compressed and any(compressed.ratios) and not any(compressed.ratios[:count]):
+        least = next(i for i, ratio in enumerate(compressed.ratios, 1) if ratio)
+        raise ConfigError(
+            f"layers={layers}: the first {least - 1} layers of {spec.label} see a window only and keep nothing in the "
+            f"cache; ask for {least} to {spec.layers}"
+        )
     return replace(
         spec,
         label=f"{spec.label} with {layers.strip()} of {spec.layers} layers",

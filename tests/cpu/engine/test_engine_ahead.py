@@ -306,21 +306,63 @@ def test_slices_keep_to_a_promised_tpot() -> None:
     assert toy_engine()._scheduler.slice_seconds(0.04) == 0.04
 
 
-@given(st.integers(0, 2**32), st.sampled_from([MLA_GROUPS, RING_GROUPS]), st.sampled_from([6, 9, 16]))
-def test_whatever_happens_in_between_each_answers_as_alone(seed: int, groups: tuple, pages: int) -> None:
-    """Requests come and are cancelled, sessions take room, steps break: a prefix of the answer alone, or all of it."""
+SAMPLINGS: tuple[dict[str, Any], ...] = (
+    {},
+    {"temperature": 1.0},
+    {"temperature": 2.0, "top_p": 0.9, "top_k": 20},
+    {"temperature": 0.7, "min_p": 0.2},
+    {"logprobs": 1},
+    {"ignore_eos": False},
+    {"min_tokens": 3, "stop_token_ids": tuple(range(40))},
+    {"repetition_penalty": 1.3, "frequency_penalty": 0.5},
+    {"logit_bias": ((7, 5.0), (8, -100.0))},
+)
+
+
+@given(
+    st.integers(0, 2**32),
+    st.sampled_from([MLA_GROUPS, RING_GROUPS]),
+    st.sampled_from([6, 9, 16]),
+    st.sampled_from([(512, None), (2048, None), (2048, Slo(tpot=1e-6)), (7, None)]),
+)
+def test_whatever_happens_in_between_each_answers_as_alone(
+    seed: int, groups: tuple, pages: int, steps: tuple[int, Slo | None]
+) -> None:
+    """Requests come and are cancelled, sessions take room, steps break before or behind the model: a prefix of the
+    answer alone, or all of it. Steps of 2,048 tokens are computed in slices.
+    """
     draw = random.Random(seed)
-    engine = toy_engine(groups, num_pages=pages, host_cache_size=1 << 16, device=True)
+    engine = toy_engine(
+        groups, num_pages=pages, max_num_batched_tokens=steps[0], slo=steps[1], host_cache_size=1 << 16, device=True
+    )
+    breaking = draw.random() < 0.5
+    model: Any = engine._core.runner._model
+
+    def breaks(launch: Any) -> Any:
+        def launched(*given: Any) -> Any:
+            at = draw.random()
+            if breaking and at < 0.01:
+                raise RuntimeError("on purpose, before")
+            out = launch(*given)
+            if breaking and at > 0.99:
+                raise RuntimeError("on purpose, behind")
+            return out
+
+        return launched
+
+    model.rows, model.chunk = breaks(model.rows), breaks(model.chunk)
     seen, asked, cancelled = Seen(), dict[str, GenerationRequest](), set[str]()
     text = prompt(700, 5)
     for turn in range(120):
         if len(asked) < 12 and draw.random() < 0.15:
             ids = (
-                *text[: draw.choice((0, 200, 250, 255, 256, 400, 506))],
+                *text[: draw.choice((0, 200, 250, 255, 256, 400, 506, 700))],
                 *prompt(draw.choice((1, 2, 9)), seed + turn),
             )
-            sampling: dict[str, Any] = draw.choice(({}, {"temperature": 1.0}, {"logprobs": 1}, {"ignore_eos": False}))
-            request = asking(f"r{turn}", ids, draw.choice((1, 5, 30)), seed=turn, **sampling)
+            tokens, sampling = draw.choice((1, 5, 30)), draw.choice(SAMPLINGS)
+            if sampling.get("min_tokens", 0) > tokens:
+                sampling = {}
+            request = asking(f"r{turn}", ids, tokens, seed=turn, **sampling)
             asked[request.request_id] = request
             engine.submit(request)
         live = [name for name in asked if name not in seen.ends]
@@ -332,13 +374,14 @@ def test_whatever_happens_in_between_each_answers_as_alone(seed: int, groups: tu
                 with engine.session() as session:
                     session.sync(text[: draw.choice((100, 300))])
                     session.step(SamplingParams(temperature=0.0))
-            except RequestError:
+            except (RequestError, RuntimeError):
                 pass
         seen.take(engine.step())
     run(engine, seen)
     assert set(seen.ends) == set(asked)
     for name, request in asked.items():
-        alone, found = answer(groups, request), seen.tokens.get(name, [])
-        assert found == (alone[: len(found)] if name in cancelled else alone), name
-        assert seen.ends[name].reason in ("length", "stop", *(("cancelled",) if name in cancelled else ()))
+        alone, found, reason = answer(groups, request), seen.tokens.get(name, []), seen.ends[name].reason
+        ended = reason in ("cancelled", "failed")
+        assert found == (alone[: len(found)] if ended else alone), name
+        assert reason in ("length", "stop") or (name in cancelled if reason == "cancelled" else breaking)
     engine.close()

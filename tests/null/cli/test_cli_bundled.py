@@ -50,6 +50,14 @@ def test_a_bundled_name_is_its_folder_and_speaks_its_encoding(name: str, models:
     assert encoding.abilities.thinking == "switch"
 
 
+@pytest.mark.parametrize("name", BUNDLED)
+def test_weights_of_a_bundled_model_can_be_drawn(name: str, models: Path) -> None:
+    args = cli.build_parser().parse_args(["serve", name, "--random-weights"])
+    assert engine_options(args).model == str(models / name)
+    args = cli.build_parser().parse_args(["serve", "deepseek-ai/DeepSeek-V4-Flash", "--random-weights"])
+    assert engine_options(args).model == "deepseek-ai/DeepSeek-V4-Flash"
+
+
 def test_a_path_of_that_name_comes_first_and_says_so(models: Path) -> None:
     write_config(Path("reader-v4"), "reader-v3")
     path = locate("reader-v4")

@@ -81,6 +81,32 @@ def test_memory_in_use_by_others_is_not_planned_with() -> None:
     assert small.memory.on_device <= 60 * GIB
 
 
+@pytest.mark.parametrize(
+    ("free", "share", "cure"),
+    [
+        (139, 0.1, "raise gpu_memory_utilization"),
+        (20, None, "end those"),
+        (20, 0.1, "end those"),
+        (139, 0.85, "lower max_num_batched_tokens, max_num_seqs or the cache, or raise gpu_memory_utilization"),
+    ],
+)
+def test_the_advice_names_what_stands_in_the_way(free: int, share: float | None, cure: str) -> None:
+    """A larger GPU helps nobody whose own share, or another process, is too large for this one."""
+    asked = replace(DRAWN, gpu_memory_utilization=share, num_gpu_blocks_override=100_000)
+    with pytest.raises(ConfigError, match=cure) as refused:
+        resolve(asked, FLASH, HOST, replace(H200, free_bytes=free * GIB))
+    assert "larger GPU" not in str(refused.value)
+
+
+def test_a_model_that_caches_nothing_is_refused() -> None:
+    """Its pages would be of no bytes."""
+    assert FLASH.compressed is not None
+    ring = replace(FLASH, compressed=replace(FLASH.compressed, ratios=(0,) * FLASH.layers))
+    for device, gpu in (("cuda", H200), ("cpu", "no driver")):
+        with pytest.raises(ConfigError, match="compress_ratios"):
+            resolve(replace(DRAWN, device=device), ring, HOST, gpu)  # type: ignore[arg-type]
+
+
 def test_the_cache_takes_what_is_left() -> None:
     config = resolve(DRAWN, FLASH, HOST, H200)
     page = sum(group.bytes_per_page(2) for group in state_groups(FLASH, "fp8"))

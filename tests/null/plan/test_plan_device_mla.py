@@ -65,9 +65,12 @@ def test_public_models_sizes_are_the_kernels(name: str) -> None:
     [
         ({"kv_lora_rank": 384}, "latents of 384"),
         ({"kv_lora_rank": 64}, "kv_cache_dtype=bfloat16 takes it"),
+        ({"kv_lora_rank": 2048}, "kv_lora_rank 2048 of 128 heads is above 1024"),
         ({"qk_rope_head_dim": 8}, "64 and 8|512 and 8"),
         ({"v_head_dim": 96}, "values of 96"),
         ({"q_lora_rank": 200}, "q_lora_rank 200"),
+        ({"qk_nope_head_dim": 100}, "keys of 164"),
+        ({"qk_nope_head_dim": 256}, "keys of 320"),
     ],
 )
 def test_other_sizes_are_refused(changed: dict[str, int], words: str) -> None:
@@ -77,6 +80,19 @@ def test_other_sizes_are_refused(changed: dict[str, int], words: str) -> None:
         resolve(DRAWN, odd, HOST, H200)
     placed = choose_device(replace(DRAWN, device="auto"), odd, H200)
     assert placed.device == "cpu" and re.search(words, str(placed.reason))
+
+
+def test_a_wide_latent_is_taken_packed() -> None:
+    assert V3.mla is not None
+    wide = replace(V3, mla=replace(V3.mla, kv_lora_rank=1024))
+    assert resolve(DRAWN, wide, HOST, H200).device == "cuda"
+    with pytest.raises(ConfigError, match="above 512; kv_cache_dtype=fp8 takes up to 1024"):
+        resolve(replace(DRAWN, kv_cache_dtype="bfloat16"), wide, HOST, H200)
+
+
+def test_more_experts_than_kernels_count_are_refused() -> None:
+    with pytest.raises(ConfigError, match="n_routed_experts 2048"):
+        resolve(DRAWN, replace(V3, moe=replace(V3.moe, routed=2048)), HOST, H200)
 
 
 def test_a_width_without_whole_blocks_is_refused() -> None:

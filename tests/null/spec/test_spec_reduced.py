@@ -44,6 +44,9 @@ def test_dense_and_moe_layers_of_v3() -> None:
         ("V3", "1+59", "58 MoE"),
         ("V3", "x", "1\\+3"),
         ("V3", "-3", "1\\+3"),
+        ("V3", "\u0664", "1\\+3"),
+        ("V4-Flash", "1", "ask for 3 to 43"),
+        ("V4-Flash", "0+2", "ask for 3 to 43"),
         ("V4.1-Flash", "4", "each other"),
     ],
 )
