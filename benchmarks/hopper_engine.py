@@ -224,7 +224,8 @@ def distinct(driver: Driver, args: argparse.Namespace) -> Any:
         "pages": pages,
         "snapshots": snapshots,
         "needed_bytes_per_token": page / PAGE_TOKENS,
-        "spent_bytes_per_token": (pages * page + snapshots * slot) / (9 * length),
+        # Of all that is kept, other scenarios' prompts too: nothing else takes pages.
+        "spent_bytes_per_token": (pages * page + snapshots * slot) / (pages * PAGE_TOKENS),
     }
 
 

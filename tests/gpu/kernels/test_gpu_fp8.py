@@ -304,7 +304,7 @@ def test_a_chain_of_kernels_replays_from_a_graph(
         return y
 
     want = chain()
-    monkeypatch.setitem(overlap.OVERLAP, "on", on)
+    monkeypatch.setitem(overlap.OVERLAP, "products", on)
     chain()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
