@@ -127,6 +127,11 @@ def test_the_last_events_come_before_the_audit_and_each_busy_time_is_audited(mon
         assert audits == [7] * round_
     engine.step()
     assert audits == [7, 7], "an idle engine is audited once"
+    engine._audited = time.monotonic(), 3600.0
+    engine.submit(GenerationRequest("r", prompt(300), GREEDY))
+    while engine.has_work():
+        engine.step()
+    assert audits == [7, 7], "audits have a hundredth of the time"
 
 
 def test_a_failing_step_fails_its_request_and_the_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
