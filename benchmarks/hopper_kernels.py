@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from longread.kernels.compressor.device_ref import Part
 from longread.kernels.fp8.ref import Fp8Weight
 from longread.kernels.places import Chunk, Rows
 from longread.measure.result import this_commit, this_machine
@@ -329,30 +330,43 @@ def compressor(bench: Bench) -> None:
     from longread.kernels.window import triton as window
 
     ring = latent_store(40, 128)
-    for t in (1, 8, 8192):
-        where: Rows | Chunk = rows_at(8192, t, PAGES) if t < 64 else chunk_at(122880, t, PAGES)
-        for ratio, width in ((4, 1024), (128, 512)):
-            few = t < 64
-            cos = torch.rand(t if few else t // ratio + 2, 32, device="cuda")
-            projected = torch.randn(t, 2624, device="cuda")
-            rings = (
-                [torch.zeros(40, 8, 1024, device="cuda")] * 2
-                if ratio == 4
-                else [torch.zeros(40, 512, device="cuda")] * 3
+    for b in (1, 8):
+        kv, where = bf16(b, 512), rows_at(8192, b, PAGES)  # windows of both ratios close at position 8191
+        for name, ratio in (("csa", 4), ("hca", 128), ("window alone", 0)):
+            parts = compressors(b, ratio, b)
+            work = b * (1608 + sum(2 * part.kv.shape[1] * 4 for part in parts))
+            run = partial(ops.layer_rows, parts, kv, ring, 1e-6, where)
+            bench.add(f"layer rows, {name}", f"B={b}", [run] * 8, work, "copy")
+    t = 8192
+    kv, here = bf16(t, 512), chunk_at(122880, t, PAGES)
+    for ratio in (4, 128):
+        part = compressors(t, ratio, t // ratio + 2)[0]
+        *given, _, _ = part
+        run = partial(ops.chunk, *given[:5], 1e-6, *given[5:], here, ratio, False)
+        bench.add(f"ratio {ratio}", f"T={t}", run, t * part.kv.shape[1] * 8, "copy")
+    bench.add("window slab", f"T={t}", partial(window.slab, ring, kv, here, 64), t * 2048, "copy")
+    bench.add("window keep", f"T={t}", partial(window.keep, ring, kv, here), 128 * 1608, "copy")
+
+
+def compressors(t: int, ratio: int, turns: int) -> list[Part]:
+    """Those of a layer over t tokens, columns of one projection as in the model; the latents' comes first."""
+    made, at = [], 0
+    projected = torch.randn(t, 2624, device="cuda")
+    for index, d in ((False, 512), (True, 128))[: {4: 2, 128: 1, 0: 0}[ratio]]:
+        width = 2 * d if ratio == 4 else d
+        kv, gate = projected[:, at : at + width], projected[:, at + width : at + 2 * width]
+        at += 2 * width
+        shapes = [(40, 8, width)] * 2 if ratio == 4 else [(40, width)] * 3
+        rings = tuple(torch.zeros(shape, device="cuda") for shape in shapes)
+        cos = torch.rand(turns, 32, device="cuda")
+        store = torch.zeros(PAGES, 64, 132, dtype=torch.uint8, device="cuda")
+        made.append(
+            Part(
+                kv, gate, torch.randn(ratio, width, device="cuda"), rings, torch.ones(d, device="cuda"), cos, cos,
+                store if index else latent_store(PAGES, 256 // ratio), ratio, index,
             )
-            run = partial(
-                ops.rows if few else ops.chunk,
-                projected[:, :width], projected[:, width : 2 * width], torch.randn(ratio, width, device="cuda"),
-                tuple(rings), torch.ones(512, device="cuda"), 1e-6, cos, cos,
-                latent_store(PAGES, 256 // ratio), where, ratio, False,
-            )  # fmt: skip
-            bench.add(f"ratio {ratio}", f"T={t}", shared_or_alone(t, run), t * width * 8, "copy")
-        kv = bf16(t, 512)
-        if isinstance(where, Rows):
-            bench.add("window rows", f"B={t}", [partial(window.rows, kv, ring, where)] * 8, t * 1608, "copy")
-        else:
-            bench.add("window slab", f"T={t}", partial(window.slab, ring, kv, where, 64), t * 2048, "copy")
-            bench.add("window keep", f"T={t}", partial(window.keep, ring, kv, where), 128 * 1608, "copy")
+        )  # fmt: skip
+    return made
 
 
 SECTIONS: dict[str, Callable[[Bench], None]] = {

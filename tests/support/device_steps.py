@@ -6,6 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from longread.kernels.compressor.device_ref import Part
 from longread.kernels.places import Chunk, Rows
 
 PAGE = 256
@@ -15,7 +16,7 @@ BASE = 10000.0
 class Compressor(Protocol):
     """The operations of a compressor: a reference's module or a kernel's."""
 
-    def rows(self, *args: object) -> None: ...
+    def layer_rows(self, *args: object) -> None: ...
     def chunk(self, *args: object) -> None: ...
     def keep(self, *args: object) -> None: ...
 
@@ -78,7 +79,9 @@ class Compressed:
             firsts = torch.full((padding + 1,), at // self.ratio * self.ratio, device=table.device)
             cos, sin = turns(firsts, self.rope)
             kv, gate = (padded(x[at : at + 1], padding, before=True) for x in (self.kv, self.gate))
-            op.rows(kv, gate, self.ape, rings, self.gain, self.eps, cos, sin, store, where, self.ratio, self.index)
+            part = Part(kv, gate, self.ape, rings, self.gain, cos, sin, store, self.ratio, self.index)
+            latent, window = kv.new_zeros(padding + 1, 8), kv.new_zeros(len(rings[0]), 128, 8)  # nobody looks at it
+            op.layer_rows((part,), latent, window, self.eps, where)
             return
         size = n + padding
         here = one_chunk(at, n, slot, table, size)

@@ -9,9 +9,10 @@ from argparse import ArgumentTypeError
 from pathlib import Path
 
 from longread.cli.parser import nearest
-from longread.spec.config_json import read_config, spec_from_config
+from longread.spec.config_json import RUNNABLE, read_config, spec_from_config
 from longread.spec.errors import CheckpointError
 from longread.spec.model import ModelSpec
+from longread.spec.releases import release, release_name
 
 BUNDLED = ("reader-v4", "reader-v3")
 
@@ -58,8 +59,17 @@ def spec_of(path: Path) -> ModelSpec:
     if path.is_file():
         raise CheckpointError(f"{path}: is a file; {wanted}")
     if not path.is_dir():
-        raise CheckpointError(f"{path}: no such folder{nearest(str(path), BUNDLED)}; {wanted}")
+        raise CheckpointError(f"{path}: no such folder{nearest(str(path), BUNDLED)}; {wanted}{_without(path)}")
     return spec_from_config(read_config(path), label=path.name if _is_bundled(path) else None)
+
+
+def _without(path: Path) -> str:
+    """What to do where a public model is named whose weights nobody gave; "" where none is called so."""
+    if release_name(str(path)) is None:
+        return ""
+    if release(str(path)).family not in RUNNABLE:
+        return f"; the engine cannot run this model, `longread plan {path}` tells what it takes"
+    return f"; `longread serve {path} --random-weights` runs it without its weights, to time it"
 
 
 def _models_folder() -> Path | None:

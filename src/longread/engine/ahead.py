@@ -6,19 +6,19 @@ token ahead of the books: nobody may touch their state before it has landed.
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from longread.engine.batch import Batch
+from longread.engine.batch import gather
 from longread.engine.device_runner import Decoding, DeviceRunner
 from longread.engine.request import Request
 from longread.engine.sampling_state import SamplingState
 from longread.engine.sequence import Grant
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Ahead:
     """``decodes``: as Schedule says. ``rows``: sampling state of each grant's request. ``started``: when it was
-    launched, monotonic seconds. ``work``: what was launched; None: nothing yet.
+    launched, monotonic seconds.
     """
 
     runner: DeviceRunner
@@ -26,18 +26,24 @@ class Ahead:
     requests: Sequence[Request]
     decodes: tuple[int, int]
     rows: Sequence[SamplingState]
-    started: float = field(default_factory=time.monotonic)
-    work: Decoding | None = None
+    started: float
+    work: Decoding
 
-    def launch(self, batch: Batch) -> None:
-        self.work = self.runner.decode(batch, self.rows)
+    @classmethod
+    def launched(
+        cls,
+        runner: DeviceRunner,
+        grants: Sequence[Grant],
+        requests: Sequence[Request],
+        decodes: tuple[int, int],
+        slots: int,
+    ) -> "Ahead":
+        """``slots``: of the cache."""
+        started, rows = time.monotonic(), [request.sampling for request in requests]
+        return cls(runner, grants, requests, decodes, rows, started, runner.decode(gather(grants, slots), rows))
 
-    def launch_behind(self, before: "Ahead", token_ids: Sequence[int]) -> None:
-        """The same rows as ``before``, which has landed, one token further."""
-        assert before.work is not None
-        self.work = self.runner.go_on(before.work, token_ids, self.rows)
-
-    def following(self) -> "Ahead":
-        """The same rows' next step, not launched."""
-        count, context = self.decodes
-        return Ahead(self.runner, self.grants, self.requests, (count, context + count), self.rows)
+    def following(self, token_ids: Sequence[int]) -> "Ahead":
+        """The same rows, one token further, launched behind this step, which has landed with ``token_ids``."""
+        started, (count, context) = time.monotonic(), self.decodes
+        work = self.runner.go_on(self.work, token_ids, self.rows)
+        return Ahead(self.runner, self.grants, self.requests, (count, context + count), self.rows, started, work)

@@ -110,7 +110,6 @@ class LocalEngine:
         if self._underway is not None:
             self._go_on(self._underway)
         elif self._ahead is not None:
-            assert self._ahead.work is not None
             known = not self._ahead.work.choosing.there()  # else the caller came late, which says nothing of the step
             self._land_rows(self._ahead, learn=known)
         else:
@@ -147,10 +146,9 @@ class LocalEngine:
         """
         grants = plan.grants[: plan.decodes[0]]
         requests = [self._requests[grant.timeline.key] for grant in grants]
-        step = Ahead(runner, grants, requests, plan.decodes, [request.sampling for request in requests])
         try:
             try:
-                step.launch(gather(grants, self._cache.num_slots))
+                step = Ahead.launched(runner, grants, requests, plan.decodes, self._cache.num_slots)
             except Exception as error:  # the edge between a model and the requests, as in _run
                 log.exception("a step of %d requests could not be launched", len(grants))
                 self._failed(grants, error)
@@ -171,7 +169,6 @@ class LocalEngine:
         self._ahead, grants = None, step.grants
         try:
             try:
-                assert step.work is not None
                 samples = step.work.choosing.result()
             except Exception as error:  # the edge between a model and the requests, as in _run
                 log.exception("a step of %d requests failed", len(grants))
@@ -184,10 +181,8 @@ class LocalEngine:
             taken = self._take((r, s) for r, s in zip(step.requests, samples, strict=True) if r is not without)
             broken: Exception | None = None
             if not last and without is None and self._goes_on(grants, taken):
-                following = step.following()
                 try:
-                    following.launch_behind(step, [sample.token for sample in samples])
-                    self._ahead = following
+                    self._ahead = step.following([sample.token for sample in samples])
                 except Exception as error:  # the same edge; told when the books are as the others expect them
                     log.exception("a step of %d requests could not be launched", len(grants))
                     broken = error

@@ -8,7 +8,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from longread.spec.config_json import read_config, spec_from_config
+from longread.spec.config_json import RUNNABLE, read_config, spec_from_config
 from longread.spec.errors import ConfigError
 from longread.spec.model import ModelSpec
 from longread.spec.releases import release, release_name
@@ -18,7 +18,8 @@ _LAYERS = re.compile(r"(?:(\d{1,4})\+)?(\d{1,4})", re.ASCII)
 
 def random_spec(model: str, layers: str | None = None) -> ModelSpec:
     """The spec of a model whose weights are drawn: of the folder ``model`` if it has a config.json, else of the public
-    model of that name. Raises ConfigError (no such model; ``layers``) and what a config.json raises.
+    model of that name. Raises ConfigError (no such model, or one that cannot be run; ``layers``) and what a config.json
+    raises.
     """
     path = Path(model)
     if (path / "config.json").is_file():
@@ -27,6 +28,11 @@ def random_spec(model: str, layers: str | None = None) -> ModelSpec:
         raise ConfigError(f"random_weights: {model} has no config.json, and no public model is called so")
     else:
         spec = release(model)
+        if spec.family not in RUNNABLE:
+            raise ConfigError(
+                f"{spec.label} is not served: the engine runs {', '.join(RUNNABLE)}, this one is {spec.family}; "
+                f"`longread plan {model}` tells what it takes"
+            )
     return spec if layers is None else reduced(spec, layers)
 
 

@@ -135,6 +135,10 @@ def test_rows_of_several_sequences_at_once(ratio: int) -> None:
     )
     kv, gate = (torch.stack([getattr(each[max(b, 0)], name)[-1] for b in order]) for name in ("kv", "gate"))
     cos, sin = turns(positions.clamp(min=0) // ratio * ratio, ROPE)
-    device_ref.rows(kv, gate, shared.ape, rings, shared.gain, 1e-6, cos, sin, store, where, ratio, False)
+    part = device_ref.Part(kv, gate, shared.ape, rings, shared.gain, cos, sin, store, ratio, False)
+    latent, ring = torch.randn(6, D), torch.full((5, 128, D), 7.5)
+    device_ref.layer_rows((part,), latent, ring, 1e-6, where)
     for b, (s, n) in enumerate(zip(each, lengths, strict=True)):
         torch.testing.assert_close(placed(store, tables[b], n, ratio), whole(s, n), rtol=1e-5, atol=1e-5)
+        assert torch.equal(ring[b + 1, (n - 1) % 128], latent[order.index(b)])
+    assert (ring[0] == 7.5).all()

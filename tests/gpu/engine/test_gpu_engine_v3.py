@@ -2,6 +2,7 @@
 no long chunk waits for the device.
 """
 
+import gc
 import random
 from pathlib import Path
 
@@ -72,6 +73,7 @@ def test_memory_is_as_planned() -> None:
     )
     spec = random_spec(options.model, options.layers)
     config = resolve(options, spec, probe_machine())
+    gc.collect()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()  # what another test left
     engine = load_resolved(Path(options.model), spec, config)

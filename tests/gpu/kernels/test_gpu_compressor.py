@@ -187,12 +187,15 @@ def test_rows_of_many_sequences(ratio: int, index: bool, batch: int, device: str
     )
     cos, sin = turns(positions.clamp(min=0).to(device) // ratio * ratio, rope)
     first = [torch.randn(r.shape, generator=g).abs().to(device) for r in s.rings(batch + 1)]
+    latent = torch.randn(batch, d, generator=g).to(device)
     done = []
     for op in (fast, device_ref):
         rings = tuple(r.clone() for r in first)
         store = torch.full((2 * batch, PAGE // ratio, d), float("nan"), device=device)
-        op.rows(s.kv, s.gate, s.ape, rings, s.gain, 1e-6, cos, sin, store, where, ratio, index)
-        done.append((*rings, store))
+        ring = torch.full((batch + 1, 128, d), float("nan"), device=device)
+        part = device_ref.Part(s.kv, s.gate, s.ape, rings, s.gain, cos, sin, store, ratio, index)
+        op.layer_rows((part,), latent, ring, 1e-6, where)
+        done.append((*rings, store, ring))
     for got, want in zip(*done, strict=True):
         torch.testing.assert_close(got, want, equal_nan=True, **BOUND)
 

@@ -1,6 +1,5 @@
 """State tensors on a GPU: records are those of a CPU, and loads and saves keep their order beside a busy model."""
 
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -182,50 +181,26 @@ def test_a_save_is_not_touched_by_what_the_model_does_next(device: str) -> None:
         assert held[page] == expected
 
 
-def test_the_rate_of_the_link(device: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """2048 pages of V4-Flash (32 layers), loaded 256 and saved 64 at a time: at least 60% of a plain pinned copy's
-    rate; and a saved page takes at most 40 us of the engine's thread.
+def test_pages_of_a_real_size_come_back(device: str) -> None:
+    """V4-Flash's, loaded 256 and saved 64 at a time, in no order. What rate the link gives: benchmarks/hopper_engine.py
+    (host).
     """
     if device != "cuda":
         pytest.skip("a GPU's size")
-    pages = 2048
+    pages = 300
     staged = StateTensors(FLASH, pages, 1, 1, torch.bfloat16, device)
-    rooms = arena(staged, pages)
-    held = [put(rooms, page) for page in range(pages)]
-    saves = torch.randperm(pages, generator=torch.Generator().manual_seed(2)).tolist()  # in no order of pages
-    for _ in range(2):  # the first warms up
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for first in range(0, pages, 64):
-            staged.read_pages(saves[first : first + 64], held[first : first + 64], [256] * 64)
-        issued = time.perf_counter() - start
-        staged.settle()
-        saved = time.perf_counter() - start
-    targets = torch.randperm(pages, generator=torch.Generator().manual_seed(1)).tolist()
-    times = []
-    for _ in range(3):
-        start = time.perf_counter()
-        for first in range(0, pages, staged.pages_at_once):
-            last = first + staged.pages_at_once
-            staged.write_pages(targets[first:last], held[first:last])
-        times.append(time.perf_counter() - start)
-    total = pages * staged.page_bytes
-    source, target = (
-        torch.empty(total, dtype=torch.uint8, pin_memory=True),
-        torch.empty(total, dtype=torch.uint8, device=device),
-    )
-    target.copy_(source, non_blocking=True)
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    target.copy_(source, non_blocking=True)
-    torch.cuda.synchronize()
-    plain = time.perf_counter() - start
-    with capsys.disabled():
-        print(
-            f"\n{total / 1e9:.2f} GB in {pages} records: plain copy {total / plain / 1e9:.1f} GB/s, "
-            f"loads {total / min(times) / 1e9:.1f} GB/s, saves {total / saved / 1e9:.1f} GB/s "
-            f"(issued in {issued / pages * 1e6:.0f} us a page)"
-        )
-    assert min(times) < plain / 0.6
-    assert saved < plain / 0.6
-    assert issued / pages < 40e-6
+    rooms = arena(staged, 2 * pages)
+    loaded, saved = ([put(rooms, first + page) for page in range(pages)] for first in (0, pages))
+    g = torch.Generator().manual_seed(1)
+    for room in loaded:
+        torch.frombuffer(room, dtype=torch.uint8).random_(generator=g)
+    targets, order = (torch.randperm(pages, generator=g).tolist() for _ in range(2))
+    for first in range(0, pages, staged.pages_at_once):
+        last = first + staged.pages_at_once
+        staged.write_pages(targets[first:last], loaded[first:last])
+    for first in range(0, pages, 64):
+        some = order[first : first + 64]
+        staged.read_pages(some, [saved[page] for page in some], [256] * len(some))
+    staged.settle()
+    for page, room in zip(targets, loaded, strict=True):
+        assert saved[page] == room

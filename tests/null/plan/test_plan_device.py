@@ -10,6 +10,7 @@ from longread.plan.resolve import resolve
 from longread.spec.config import EngineOptions
 from longread.spec.errors import ConfigError
 from longread.spec.reduced import random_spec
+from longread.spec.releases import release
 from longread.spec.state import state_groups
 
 GIB = 2**30
@@ -46,7 +47,7 @@ def test_auto_takes_the_cpu_where_it_must_and_says_why(gpu: Gpu | str, options: 
 
 
 def test_a_model_without_native_weights_stays_on_the_cpu() -> None:
-    other = random_spec("DeepSeek-V3.2")
+    other = release("DeepSeek-V3.2")
     assert choose_device(EngineOptions("m"), other, H200).device == "cpu"
     with pytest.raises(ConfigError, match="deepseek_v32"):
         choose_device(EngineOptions("m", device="cuda"), other, H200)

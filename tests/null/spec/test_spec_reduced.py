@@ -63,3 +63,11 @@ def test_a_folder_with_a_config_needs_no_weights(tmp_path: Path) -> None:
         random_spec(str(tmp_path / "empty"))
     with pytest.raises(ConfigError, match="not a known model"):
         random_spec("no-such-model")
+
+
+@pytest.mark.parametrize("model", ["V3.2", "deepseek-ai/DeepSeek-V4.1-Flash"])
+def test_a_public_model_that_the_engine_cannot_run_is_only_planned_for(model: str) -> None:
+    """No config.json was given, so none is blamed."""
+    with pytest.raises(ConfigError, match=f"is not served: .*`longread plan {model}`") as caught:
+        random_spec(model)
+    assert "config.json" not in str(caught.value)

@@ -24,7 +24,12 @@ PAGE = 256  # tokens
 
 
 class Part(NamedTuple):
-    """One compressor of a layer and what a step's tokens bring to it: arguments of ``rows``."""
+    """One compressor of a layer and what one token of each of B sequences brings to it.
+
+    kv, gate: float32 [B, w], w = 2d at ratio 4 and d at 128, rows may be strided. ape: float32 [ratio, w]. gain:
+    float32 [d]. cos, sin: float32 [B, rope / 2], at the first position of each token's window. store: [pages,
+    256 / ratio, W], one layer's; uint8 holds packed rows, index keys if ``index_keys`` and latents if not.
+    """
 
     kv: Tensor
     gate: Tensor
@@ -39,40 +44,23 @@ class Part(NamedTuple):
 
 
 def layer_rows(parts: Sequence[Part], latent: Tensor, ring: Tensor, eps: float, where: Rows) -> None:
-    """All that one token of each of B sequences leaves in a layer: ``rows`` of each of up to two compressors (two only
-    of ratio 4), and its latent [B, d] in the window's ring (window.ref).
-    """
-    for p in parts:
-        rows(p.kv, p.gate, p.ape, p.rings, p.gain, eps, p.cos, p.sin, p.store, where, p.ratio, p.index_keys)
-    window.rows(latent, ring, where)
-
-
-def rows(
-    kv: Tensor,
-    gate: Tensor,
-    ape: Tensor,
-    rings: tuple[Tensor, ...],
-    gain: Tensor,
-    eps: float,
-    cos: Tensor,
-    sin: Tensor,
-    store: Tensor,
-    where: Rows,
-    ratio: int,
-    index: bool,
-) -> None:
-    """One token of each of B sequences into its ring; the windows that close are written to the store.
-
-    kv, gate: float32 [B, w], w = 2d at ratio 4 and d at 128, rows may be strided. ape: float32 [ratio, w]. gain:
-    float32 [d]. cos, sin: float32 [B, rope / 2], at the first position of each token's window. store: [pages,
-    256 / ratio, W], one layer's; uint8 holds packed rows, index keys if ``index`` and latents if not. Padding
-    (position -1) touches nothing.
+    """All that one token of each of B sequences leaves in a layer: it goes into the rings of each of up to two
+    compressors (two only of ratio 4), whose windows that close are written to their stores, and its latent [B, d] into
+    the window's ring (window.ref). Padding (position -1) touches nothing.
     """
     live = (where.positions >= 0).nonzero().flatten()
     if not len(live):
         return
+    for part in parts:
+        _part_rows(part, live, eps, where)
+    window.rows(latent, ring, where)
+
+
+def _part_rows(part: Part, live: Tensor, eps: float, where: Rows) -> None:
+    """live: int64, the rows of the batch that are not padding."""
+    rings, ratio = part.rings, part.ratio
     positions, slots = where.positions[live].long(), where.slots[live].long()
-    values, score = kv[live].float(), gate[live].float() + ape[positions % ratio]
+    values, score = part.kv[live].float(), part.gate[live].float() + part.ape[positions % ratio]
     ends = ((positions + 1) % ratio == 0).nonzero().flatten()
     closing = ends.tolist()
     if ratio == ref.RATIO:
@@ -81,8 +69,8 @@ def rows(
         pooled = ref.online_step(rings[0], rings[1], rings[2], values, score, slots, closing)
     if closing:
         windows, done = positions[ends] // ratio, live[ends]
-        pages = where.tables[done, windows // (PAGE // ratio)]
-        _write(pooled, gain, eps, cos[done], sin[done], store, pages.long(), windows % (PAGE // ratio), index)
+        pages, at = where.tables[done, windows // (PAGE // ratio)].long(), windows % (PAGE // ratio)
+        _write(pooled, part.gain, eps, part.cos[done], part.sin[done], part.store, pages, at, part.index_keys)
 
 
 def chunk(
@@ -99,9 +87,10 @@ def chunk(
     ratio: int,
     index: bool,
 ) -> None:
-    """The same for a chunk of one sequence that begins and ends anywhere: kv, gate float32 [T, w].
+    """What a chunk of one sequence, which begins and ends anywhere, leaves in one compressor: see ``Part``.
 
-    cos, sin: float32 [T // ratio + 2, rope / 2], row i at the first position of window start // ratio + i.
+    kv, gate: float32 [T, w]. cos, sin: float32 [T // ratio + 2, rope / 2], row i at the first position of window
+    start // ratio + i.
     """
     start, length, slot = (int(n) for n in where.meta[:3].tolist())
     phases = torch.arange(start, start + length, device=kv.device) % ratio

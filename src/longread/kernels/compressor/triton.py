@@ -37,48 +37,23 @@ LOOSE = ("positions", "slots", "tables", "meta", "table", "cos", "sin")
 ROWS_LOOSE = ("positions", "slots", "tables", "a_cos", "a_sin", "b_cos", "b_sin")
 
 
-def rows(
-    kv: Tensor,
-    gate: Tensor,
-    ape: Tensor,
-    rings: tuple[Tensor, ...],
-    gain: Tensor,
-    eps: float,
-    cos: Tensor,
-    sin: Tensor,
-    store: Tensor,
-    where: Rows,
-    ratio: int,
-    index: bool,
-) -> None:
-    """See ``device_ref.rows``."""
-    part = Part(kv, gate, ape, rings, gain, cos, sin, store, ratio, index)
-    _launched((part,), None, None, eps, where)
-
-
 def layer_rows(parts: Sequence[Part], latent: Tensor, ring: Tensor, eps: float, where: Rows) -> None:
     """See ``device_ref.layer_rows``; one launch, a program for each part and one for the window."""
-    if parts:
-        _launched(parts, latent, ring, eps, where)
-    else:
+    batch, programs = latent.shape[0], len(parts) + 1
+    if not parts:
         window_rows(latent, ring, where)
-
-
-def _launched(parts: Sequence[Part], latent: Tensor | None, ring: Tensor | None, eps: float, where: Rows) -> None:
-    first, second = parts[0], parts[-1]  # where there is no second, the first stands in its place and nobody looks
-    batch, programs = first.kv.shape[0], len(parts) + (latent is not None)
+        return
     if not batch:
         return
-    empty = first.kv if latent is None else latent
-    held = first.store if ring is None else ring
+    first, second = parts[0], parts[-1]  # where there is no second, the first stands in its place and nobody looks
     shapes = [_shape(part.gain, part.cos, part.store, part.ratio, part.index_keys) for part in (first, second)]
     _rows[batch, programs](
-        *_arguments(first), *_arguments(second), empty, held, where.positions, where.slots, where.tables, eps,
-        empty.stride(0), held.stride(0), held.stride(1), where.tables.stride(0),
+        *_arguments(first), *_arguments(second), latent, ring, where.positions, where.slots, where.tables, eps,
+        latent.stride(0), ring.stride(0), ring.stride(1), where.tables.stride(0),
         PARTS=len(parts), RATIO=first.ratio, **{"A_" + name: size for name, size in shapes[0].items()},
-        **{"B_" + name: size for name, size in shapes[1].items()}, W_D=empty.shape[1],
-        W_ROPE=0 if latent is None else packed_rope(empty, held),
-        W_BLOCK=max(64, triton.next_power_of_2(empty.shape[1])), num_warps=_warps(first.gain),
+        **{"B_" + name: size for name, size in shapes[1].items()}, W_D=latent.shape[1],
+        W_ROPE=packed_rope(latent, ring), W_BLOCK=max(64, triton.next_power_of_2(latent.shape[1])),
+        num_warps=_warps(first.gain),
         **overlap(batch, batch * programs),
     )  # fmt: skip
 
