@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import triton
 
 from longread.engine.engine import LocalEngine
 from longread.engine.load import load_engine
@@ -516,6 +515,8 @@ def main() -> int:
     document["ready_s"] = time.perf_counter() - start
     document["planned_bytes"], document["allocated_bytes"] = info.predicted_bytes, info.allocated_bytes
     document["pages"] = info.num_pages
+    import triton  # behind the refusals: --help needs no GPU build of torch
+
     triton.knobs.runtime.jit_post_compile_hook = lambda **given: args.compiled.append(given.get("repr"))
     print({k: v for k, v in document.items() if k != "machine"}, flush=True)
     for name in args.scenarios:

@@ -6,8 +6,8 @@ Knows: names and words. Where an option means the same here it has the same name
 from collections.abc import Mapping
 
 _SPLIT = (
-    "the engine runs in one process on the CPU, with nothing to split; `longread plan MODEL --hardware 8xH20-96 "
-    "--emit vllm` writes a launch for cards"
+    "the engine runs in one process on a CPU or one GPU, with nothing to split; `longread plan MODEL "
+    "--hardware 8xH20-96 --emit vllm` writes a launch for cards"
 )
 _CHUNKS = (
     "prompts are always read in chunks beside the others' tokens: --max-num-batched-tokens is the most of a step, "

@@ -42,7 +42,7 @@ class Candidate:
     ``sessions``: how many requests of this load run at once, by the engine's own allocator (``peer``) or, for longread,
     by ``capacity``. ``meets``: by "concurrency", "ttft", "tpot" (those with a target): *yes* where even the bad end
     of the interval is within it, *likely* where its centre is, *unlikely* where only the good end is, *no*. ``score``:
-    output tokens/s. ``lossy`` and ``notes`` in words; ``runs_today``: the engine exists for this hardware. ``lost``:
+    output tokens/s. ``lossy`` and ``notes`` in words; ``runs_today``: see space.runs_today. ``lost``:
     what is given up against the first in the ranking.
     """
 

@@ -181,7 +181,7 @@ def lost(best: Candidate, other: Candidate) -> str:
     if other_checkpoint(other.deployment) and not other_checkpoint(best.deployment):
         worse.append("needs another checkpoint")
     if not other.runs_today:
-        worse.insert(0, "its engine does not run on this hardware yet")
+        worse.insert(0, "a prediction that does not know its engine's kernels")
     if not worse and not better:
         more = simplicity(other.deployment) - simplicity(best.deployment)
         return "equal within 5 %" + (f", with {more} more things to run" if more > 0 else "")

@@ -118,7 +118,7 @@ def _tile(name: str, centre: str, ends: str, e: Estimate) -> str:
 def _ranking(r: SearchResult) -> str:
     rows = []
     for number, c in enumerate(r.feasible[:SHOWN], 1):
-        today = "" if c.runs_today else ' <span class="warn">prediction: does not run on this hardware yet</span>'
+        today = "" if c.runs_today else ' <span class="warn">prediction: does not know the engine&#39;s kernels</span>'
         lossy = f' <span class="warn">{escape(", ".join(c.lossy))}</span>' if c.lossy else ""
         rows.append(
             (

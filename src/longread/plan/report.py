@@ -133,7 +133,7 @@ def _targets(c: Candidate) -> Text:
 def _lost(console: Console, r: SearchResult, top: int) -> None:
     shown = _shown(r, top)
     if any(not c.runs_today for _, c in shown):
-        console.print("[dim]* a prediction of an engine that does not run on this hardware yet[/]")
+        console.print("[dim]* a prediction that does not know the engine's kernels[/]")
     for rank, c in shown[1:]:
         lossy = f" [yellow]({escape('; '.join(c.lossy))})[/]" if c.lossy else ""
         console.print(f"[dim]{rank} against 1: {escape(c.lost)}[/]{lossy}")

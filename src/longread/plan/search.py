@@ -346,8 +346,8 @@ def _notes(w: Workload, order: list[Candidate], placed: list[_Placed], factors: 
         yield from _of_memory(order[0], w)
     if any(not c.runs_today for c in order):
         yield (
-            "longread on GPUs is a prediction: its GPU backends do not exist yet, so it ranks behind engines that "
-            "run there"
+            "longread on GPUs is a prediction that does not know its kernels, so it ranks behind engines whose runs "
+            "are known; V2 to V4 run on one Hopper card (longread serve --device cuda)"
         )
     if order and not any(c.runs_today for c in order):
         yield "no engine that runs on this hardware today is among them"

@@ -141,7 +141,7 @@ def other_checkpoint(d: Deployment) -> str:
 
 
 def runs_today(d: Deployment) -> bool:
-    """Whether the engine exists for this hardware: longread has no GPU backend yet."""
+    """Whether predictions rest on runs of the engine on such hardware: longread's on GPUs do not yet."""
     return d.engine != "longread" or d.hardware.card.architecture == "cpu"
 
 

@@ -221,7 +221,7 @@ REFUSED: list[tuple[str, Deployment, Workload | None, Options, str]] = [
     ("nonsense", plan(V4, "8xH20-96", Strategy(8)), None, Options(), "choose one of longread"),
     ("vllm", plan(V4, "8xH20-96", Strategy(8)), None, Options(engine_version="0.30.0"), "0.26.0 and 0.33.0"),
     ("sglang", plan(V4, "8xH20-96", Strategy(8)), None, Options(engine_version="0.6"), "0.5.17 and 0.5.23"),
-    ("longread", plan(V4, "8xH20-96", Strategy(8)), None, Options(), "does not run on GPUs yet.*emit vllm"),
+    ("longread", plan(V4, "8xH20-96", Strategy(8)), None, Options(), "is not written.*emit vllm"),
     ("longread", cpu(V32), None, Options(), "does not run DeepSeek-V3.2 yet"),
     ("longread", cpu(V41), None, Options(), "does not run DeepSeek-V4.1-Flash yet"),
     ("longread", cpu(V4, cache="fp8_ds_mla"), None, Options(), "bfloat16 or float32"),

@@ -54,7 +54,7 @@ def test_engines_that_do_not_run_there_rank_behind() -> None:
     today = [c.runs_today for c in r.feasible]
     assert today == sorted(today, reverse=True) and not all(today)
     assert {c.deployment.engine for c in r.feasible if not c.runs_today} == {"longread"}
-    assert any("do not exist yet" in note for note in r.notes)
+    assert any("does not know its kernels" in note for note in r.notes)
     assert r.best is r.feasible[0]
 
 
