@@ -44,8 +44,8 @@ def longread_launch(d: Deployment, workload: Workload | None, options: Options) 
 def _refuse(d: Deployment, options: Options) -> None:
     if d.hardware.card.architecture != "cpu":
         raise ConfigError(
-            f"a launch of longread on {d.hardware.label} is not written: `longread serve MODEL --device cuda` runs "
-            "V2 to V4 on one Hopper card and chooses the rest itself; emit vllm or sglang for this deployment"
+            f"a launch of longread on GPUs ({d.hardware.label}) is not written: `longread serve MODEL --device cuda` "
+            "runs V2 to V4 on one Hopper card and chooses the rest itself; emit vllm or sglang for this deployment"
         )
     if d.spec.family not in FAMILIES:
         raise ConfigError(
