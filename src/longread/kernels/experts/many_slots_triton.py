@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from longread.kernels.cache_rows.triton import exponents, powers
-from longread.kernels.experts.slots_triton import Slots
+from longread.kernels.experts.slots_triton import Slots, rescaled
 
 BLOCK = tl.constexpr(128)  # slots of the widest tile
 SPARE = tl.constexpr(32)  # what a last block must exceed, or the one before gives it as many
@@ -66,13 +66,8 @@ def _placed(row, WIDE: tl.constexpr):
 def _spread(values, scales, where, out, factors, value_row, scale_row, scale_group,
             K: tl.constexpr, WIDE: tl.constexpr, TOP_K: tl.constexpr, PLACED: tl.constexpr):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
-    group = tl.arange(0, WIDE // 128)
-    scale = tl.load(scales + token * scale_row + group * scale_group, mask=group < K // 128, other=0.0)
-    peak = tl.max(scale, 0)
-    at = group[:, None] * 128 + tl.arange(0, 128)[None, :]
-    x = tl.load(values + token * value_row + at, mask=at < K, other=0.0).to(tl.float32)
-    # Both are powers of two, and none is above the peak: only values far below the row's largest lose digits.
-    row = tl.reshape((x * (scale / peak)[:, None]).to(tl.float8e4nv), (WIDE,))
+    x, peak = rescaled(values, scales, token, value_row, scale_row, scale_group, K, WIDE)
+    row = tl.reshape(x, (WIDE,))
     if PLACED:
         row = _placed(row, WIDE)
     to = tl.arange(0, WIDE)

@@ -149,16 +149,24 @@ class Slots:
         )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["scale_group"])
-def _one_scale(values, scales, out, factors, value_row, scale_row, scale_group, K: tl.constexpr, WIDE: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
+@triton.jit
+def rescaled(values, scales, row, value_row, scale_row, scale_group, K: tl.constexpr, WIDE: tl.constexpr):
+    """A row quantised per 128 columns, with the largest of its scales for all: e4m3 [WIDE / 128, 128], that scale."""
     group = tl.arange(0, WIDE // 128)
     scale = tl.load(scales + row * scale_row + group * scale_group, mask=group < K // 128, other=0.0)
     peak = tl.max(scale, 0)
     at = group[:, None] * 128 + tl.arange(0, 128)[None, :]
     x = tl.load(values + row * value_row + at, mask=at < K, other=0.0).to(tl.float32)
     # Both are powers of two, and none is above the peak: only values far below the row's largest lose digits.
-    tl.store(out + row * K + at, (x * (scale / peak)[:, None]).to(tl.float8e4nv), mask=at < K)
+    return (x * (scale / peak)[:, None]).to(tl.float8e4nv), peak
+
+
+@triton.jit(do_not_specialize=["scale_group"])
+def _one_scale(values, scales, out, factors, value_row, scale_row, scale_group, K: tl.constexpr, WIDE: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    x, peak = rescaled(values, scales, row, value_row, scale_row, scale_group, K, WIDE)
+    at = tl.arange(0, WIDE // 128)[:, None] * 128 + tl.arange(0, 128)[None, :]
+    tl.store(out + row * K + at, x, mask=at < K)
     tl.store(factors + row, peak)
 
 

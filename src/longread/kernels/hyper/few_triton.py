@@ -126,13 +126,12 @@ def _number(numbers, i: tl.constexpr):
 
 
 @triton.jit
-def _collapsed(
-    x0, x1, x2, x3, pre, gain, u_ptr, q_ptr, s_ptr, t, d, inside, hidden, rms_eps, scale_stride,
+def collapsed(
+    x0, x1, x2, x3, c0, c1, c2, c3, gain, u_ptr, q_ptr, s_ptr, t, d, inside, hidden, rms_eps, scale_stride,
     QUANTISE: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """A token's streams in the proportions pre, normed, with gain: stored, and in FP8."""
-    u = _number(pre, 0) * x0.to(tl.float32) + _number(pre, 1) * x1.to(tl.float32)
-    u = u + _number(pre, 2) * x2.to(tl.float32) + _number(pre, 3) * x3.to(tl.float32)
+    """Token t's streams x [BD] in the proportions c, normed, with gain: stored, and in FP8 with scales per 128."""
+    u = c0 * x0.to(tl.float32) + c1 * x1.to(tl.float32) + c2 * x2.to(tl.float32) + c3 * x3.to(tl.float32)
     inverse = tl.rsqrt(tl.sum(u * u, 0) / hidden + rms_eps)
     u = (u * inverse * gain.to(tl.float32)).to(u_ptr.dtype.element_ty)
     tl.store(u_ptr + t * hidden + d, u, mask=inside)
@@ -208,9 +207,10 @@ def _finish_few(
         numbers = tl.sum(numbers, 0)
         inverse = tl.rsqrt(_number(numbers, SQUARES) / (4 * hidden) + rms_eps)
         pre = tl.sigmoid(numbers * (scale * inverse) + base) + eps
-        _collapsed(
-            x0, x1, x2, x3, pre, gain, u_ptr, q_ptr, s_ptr, t, d, inside, hidden, rms_eps, scale_stride, QUANTISE, BD
-        )
+        collapsed(
+            x0, x1, x2, x3, _number(pre, 0), _number(pre, 1), _number(pre, 2), _number(pre, 3), gain,
+            u_ptr, q_ptr, s_ptr, t, d, inside, hidden, rms_eps, scale_stride, QUANTISE, BD,
+        )  # fmt: skip
     elif N > 4:
         scale, last = tl.load(scale_ptr + 1), tl.load(scale_ptr + 2)
         ready(PDL)

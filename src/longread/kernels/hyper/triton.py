@@ -24,7 +24,7 @@ from longread.kernels.fallback import fallback
 from longread.kernels.fp8.ref import BLOCK, FP8, Quantised
 from longread.kernels.hyper import few_triton as few
 from longread.kernels.hyper import ref
-from longread.kernels.hyper.few_triton import NUMBERS, SQUARES
+from longread.kernels.hyper.few_triton import NUMBERS, SQUARES, collapsed
 from longread.kernels.hyper.few_triton import divided as _divided
 from longread.kernels.hyper.few_triton import softmax as _softmax
 from longread.kernels.hyper.ref import Entered, HyperWeights
@@ -359,21 +359,10 @@ def _finish(
         c1 = tl.load(sum_ptr + t * 4 + 1)
         c2 = tl.load(sum_ptr + t * 4 + 2)
         c3 = tl.load(sum_ptr + t * 4 + 3)
-    u = c0 * x0.to(tl.float32) + c1 * x1.to(tl.float32) + c2 * x2.to(tl.float32) + c3 * x3.to(tl.float32)
-    inverse = tl.rsqrt(tl.sum(u * u, 0) / hidden + rms_eps)
-    u = (u * inverse * gain.to(tl.float32)).to(u_ptr.dtype.element_ty)
-    tl.store(u_ptr + t * hidden + d, u, mask=inside)
-    if QUANTISE:
-        wide = tl.reshape(u.to(tl.float32), (BD // 128, 128))
-        peak = tl.maximum(tl.max(tl.abs(wide), 1), 1e-4)
-        # The exponent of peak / 448 rounded up: 448 is 1.75 * 2^8.
-        power = ((peak.to(tl.int32, bitcast=True) + 0x1FFFFF) >> 23) - 8
-        inverse = ((254 - power) << 23).to(tl.float32, bitcast=True)
-        block = tl.arange(0, BD // 128)
-        values = tl.reshape((wide * inverse[:, None]).to(tl.float8e4nv), (BD,))
-        tl.store(q_ptr + t * hidden + d, values, mask=inside)
-        scale = (power << 23).to(tl.float32, bitcast=True)
-        tl.store(s_ptr + block * scale_stride + t, scale, mask=block * 128 < hidden)
+    collapsed(
+        x0, x1, x2, x3, c0, c1, c2, c3, gain, u_ptr, q_ptr, s_ptr, t, d, inside, hidden, rms_eps, scale_stride,
+        QUANTISE, BD,
+    )  # fmt: skip
 
 
 def weights(fn: Tensor, base: Tensor, scale: Tensor) -> HyperWeights:
