@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from device_answers import GREEDY, answers, prompt
 
 from longread.engine import engine as engines
 from longread.engine import load_device, slices
@@ -23,8 +24,6 @@ from longread.spec.config import EngineOptions
 from longread.spec.config_json import read_config, spec_from_config
 from longread.spec.engine import Event, FinishEvent, GenerationRequest, SamplingParams, TokenEvent
 from longread.weights.fixture import write_fixture
-
-GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
@@ -44,27 +43,6 @@ def engine(model: Path, device: bool, monkeypatch: pytest.MonkeyPatch, **options
         monkeypatch.setattr(load_device, "cuda_device", lambda: torch.device("cpu"))
         config = replace(config, device="cuda")
     return load_resolved(model, spec, config)
-
-
-def prompt(length: int, seed: int) -> tuple[int, ...]:
-    generator = torch.Generator().manual_seed(seed)
-    return tuple(torch.randint(2, 1500, (length,), generator=generator).tolist())
-
-
-def answers(engine: LocalEngine, prompts: list[tuple[int, ...]], sampling: SamplingParams = GREEDY) -> list[list[int]]:
-    """Tokens of requests that arrive two steps apart, so that steps hold rows and chunks side by side."""
-    found: dict[str, list[int]] = {}
-    left = list(enumerate(prompts))
-    while left or engine.has_work():
-        if left:
-            number, ids = left.pop(0)
-            engine.submit(GenerationRequest(str(number), ids, sampling))
-        for event in [*engine.step(), *engine.step()]:
-            if isinstance(event, TokenEvent):
-                found.setdefault(event.request_id, []).append(event.token_id)
-            elif isinstance(event, FinishEvent):
-                assert event.reason == "length", event.error
-    return [found[str(i)] for i in range(len(prompts))]
 
 
 def test_tokens_are_the_cpu_engines(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from device_answers import GREEDY, answers, prompt
 
 from longread.cli.checkpoint import locate
 from longread.engine import engine as engines
@@ -22,12 +23,10 @@ from longread.plan.machine import probe_machine
 from longread.plan.resolve import resolve
 from longread.spec.config import EngineOptions
 from longread.spec.config_json import read_config, spec_from_config
-from longread.spec.engine import FinishEvent, GenerationRequest, SamplingParams, TokenEvent
+from longread.spec.engine import SamplingParams
 from longread.spec.reduced import random_spec
 from longread.weights.fixture import tiny_config, write_fixture
 from longread.wire.tokenizer import Tokenizer
-
-GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 
 
 @pytest.fixture(scope="module", params=["v3", "v2-lite"])
@@ -47,27 +46,6 @@ def engine(path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any],
         monkeypatch.setattr(load_device, "cuda_device", lambda: torch.device("cpu"))
         config = replace(config, **device)
     return load_resolved(path, spec, config)
-
-
-def prompt(length: int, seed: int) -> tuple[int, ...]:
-    generator = torch.Generator().manual_seed(seed)
-    return tuple(torch.randint(2, 1500, (length,), generator=generator).tolist())
-
-
-def answers(engine: LocalEngine, prompts: list[tuple[int, ...]], sampling: SamplingParams = GREEDY) -> list[list[int]]:
-    """Tokens of requests that arrive two steps apart, so that steps hold rows and chunks side by side."""
-    found: dict[str, list[int]] = {}
-    left = list(enumerate(prompts))
-    while left or engine.has_work():
-        if left:
-            number, ids = left.pop(0)
-            engine.submit(GenerationRequest(str(number), ids, sampling))
-        for event in [*engine.step(), *engine.step()]:
-            if isinstance(event, TokenEvent):
-                found.setdefault(event.request_id, []).append(event.token_id)
-            elif isinstance(event, FinishEvent):
-                assert event.reason == "length", event.error
-    return [found[str(i)] for i in range(len(prompts))]
 
 
 def test_tokens_are_the_cpu_engines(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
