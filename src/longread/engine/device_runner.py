@@ -9,6 +9,7 @@ is told of the context (``bound``) to one of a few lengths, so that short contex
 All of them run once before the engine is ready: no kernel is compiled, and no graph captured, while it serves.
 """
 
+import itertools
 import logging
 import time
 from array import array
@@ -29,7 +30,7 @@ from longread.engine.device_sampler import Choosing, DeviceSampler
 from longread.engine.page_tables import PageTables
 from longread.engine.sampler import Sample
 from longread.engine.sampling_state import SamplingState
-from longread.engine.slices import Pace, Slices
+from longread.engine.slices import WHOLE, Pace, Part, Slices, Work
 from longread.engine.staging import Staging
 from longread.kernels.places import Chunk, Rows
 from longread.models.inputs import StepInputs
@@ -45,6 +46,7 @@ EAGER_STEP = 2048  # tokens; up to EAGER_EVEN a long chunk's bound is a multiple
 EAGER_EVEN = 16384
 TOLD_SECONDS = 2.0
 State = Mapping[str, Tensor]
+Parts = Generator[Part, None, Tensor | None]  # a prompt's part; yields what it launches next
 Progress = Callable[[str, int, int], None]  # what is prepared, how many are, of how many
 
 
@@ -280,7 +282,7 @@ class DeviceRunner:
         self._rows.send()
         self._run("rows", size, self._bounds[bisect_left(self._bounds, int(positions.max()) + 1)])
 
-    def _all_layers(self, batch: Batch, dropped: Set[int]) -> Generator[None, None, Tensor]:
+    def _all_layers(self, batch: Batch, dropped: Set[int]) -> Work:
         """All chunks of a batch; a row of zeros where one was dropped."""
         found: dict[int, Tensor] = {}
         for segment in batch.segments:
@@ -288,17 +290,17 @@ class DeviceRunner:
             steps = self._layers(batch, segment)
             while segment.slot not in dropped:
                 try:
-                    next(steps)
+                    part = next(steps)
                 except StopIteration as end:
                     logits = end.value
                     break
-                yield
+                yield part
             if logits is not None:  # a graph's own is overwritten by the next one
                 found[segment.offset + segment.length - 1] = logits.clone()
         none = torch.zeros(1, self._limits.vocab, device=self._device)
         return torch.cat([found.get(row, none) for row in batch.logit_rows] or [none[:0]])
 
-    def _layers(self, batch: Batch, segment: Segment) -> Layers:
+    def _layers(self, batch: Batch, segment: Segment) -> Parts:
         """A prompt's part, in pieces; logits [1, vocab] of its last token where wanted. Short pieces are graphs, which
         keep no ring states on the way, so they are cut there.
         """
@@ -310,17 +312,27 @@ class DeviceRunner:
                 self._model.keep(segment.slot, ring, self._state)
         return logits
 
-    def _piece(self, batch: Batch, piece: Piece, last: bool) -> Layers:
+    def _piece(self, batch: Batch, piece: Piece, last: bool) -> Parts:
         count, segment = piece.stop - piece.start, piece.segment
+        size = self._sizes[bisect_left(self._sizes, count)]
+        whole = size <= GRAPH_CHUNKS[-1]
+        yield Part(WHOLE if whole else 0, size)  # before it is staged: others may come in between
         first = segment.offset + piece.start - segment.start
         self._stage_chunk(batch.token_ids[first : first + count], piece.start, segment.slot)
-        size = self._sizes[bisect_left(self._sizes, count)]
-        if size <= GRAPH_CHUNKS[-1]:
+        if whole:
             self._run("chunk", size, self._bounds[bisect_left(self._bounds, piece.stop)])
             return self._last if last else None
         ids, where = self._chunk_inputs(size, self._eager_bound(piece.stop), (piece.start, count))
-        own = replace(where, meta=where.meta.clone())  # others may be staged before this one is done
-        return (yield from self._model.chunk_layers(ids, own, self._state, last, piece.inside))
+        own = replace(where, meta=where.meta.clone())  # what is staged for others must not move it
+        layers = self._model.chunk_layers(ids, own, self._state, last, piece.inside)
+        for launched in itertools.count(1):
+            try:
+                next(layers)
+            except StopIteration as end:
+                logits: Tensor | None = end.value
+                break
+            yield Part(launched, size)
+        return logits
 
     def _eager_bound(self, tokens: int) -> int:
         return min(eager_bound(tokens), self._longest)

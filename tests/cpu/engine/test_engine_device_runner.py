@@ -15,6 +15,7 @@ from longread.engine import load_device, slices
 from longread.engine.device_runner import GRAPH_CHUNKS, batch_buckets, chunk_sizes, eager_bound, eager_bounds
 from longread.engine.engine import LocalEngine
 from longread.engine.load import load_resolved
+from longread.engine.slices import Part
 from longread.models.native_step import pieces
 from longread.models.native_v4 import NativeV4
 from longread.plan.machine import probe_machine
@@ -165,8 +166,8 @@ def test_what_happens_to_a_chunk_underway(model: Path, way: str, monkeypatch: py
     device._scheduler.check()
 
 
-def _breaks() -> Generator[None, None, torch.Tensor]:
-    yield
+def _breaks() -> Generator[Part, None, torch.Tensor]:
+    yield Part(0, 1400)
     raise RuntimeError("on purpose")
 
 
