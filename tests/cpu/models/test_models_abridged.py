@@ -21,8 +21,18 @@ from longread.weights.random import random_native
 
 PAGES, SLOTS = 3, 4
 TOP_K = 100  # rows of a page are all taken, of three pages some are chosen
-FLASH = {"num_hidden_layers": 11, "compress_ratios": [0, 0, 4, 128, 4, 128, 4, 128, 4, 128, 0, 0], "sliding_window": 128, "index_topk": TOP_K}
-PRO = {"num_hidden_layers": 9, "compress_ratios": [128, 128, 4, 128, 4, 128, 4, 128, 4, 0], "sliding_window": 128, "index_topk": TOP_K}
+FLASH = {
+    "num_hidden_layers": 11,
+    "compress_ratios": [0, 0, 4, 128, 4, 128, 4, 128, 4, 128, 0, 0],
+    "sliding_window": 128,
+    "index_topk": TOP_K,
+}
+PRO = {
+    "num_hidden_layers": 9,
+    "compress_ratios": [128, 128, 4, 128, 4, 128, 4, 128, 4, 0],
+    "sliding_window": 128,
+    "index_topk": TOP_K,
+}
 BLOCKS = {"head_dim": 128, "index_head_dim": 128, "hidden_size": 256, "moe_intermediate_size": 128, "o_lora_rank": 128}
 BLOCKS |= {"q_lora_rank": 128, "qk_rope_head_dim": 32}
 V3 = {"num_hidden_layers": 6, "first_k_dense_replace": 3}
