@@ -6,7 +6,8 @@ and the end of a step that read a prompt.
 
 Buckets. A batch of decoding rows is padded to a power of two, a chunk to sizes that lie at most a quarter apart; what
 is told of the context (``bound``) to one of a few lengths, so that short contexts do not pay the grids of long ones.
-All of them run once before the engine is ready: no kernel is compiled, and no graph captured, while it serves.
+All of them run once before the engine is ready, with a layer of each kind, and what they launch is compiled before that
+on all cores: no kernel is compiled, and no graph captured, while it serves.
 """
 
 import itertools
@@ -26,6 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from longread.engine.batch import Batch
+from longread.engine.compile_ahead import Mark, compile_all, missing_kernels
 from longread.engine.device_sampler import Choosing, DeviceSampler
 from longread.engine.page_tables import PageTables
 from longread.engine.sampler import Sample
@@ -36,6 +38,7 @@ from longread.kernels.places import Chunk, Rows
 from longread.models.inputs import StepInputs
 from longread.models.native_step import SAVE_STEP, Layers, Piece, Save, finished, pieces
 from longread.spec.batch import Segment
+from longread.spec.model import ModelSpec
 from longread.spec.state import PAGE_TOKENS, pages_for
 
 log = logging.getLogger(__name__)
@@ -53,8 +56,15 @@ Progress = Callable[[str, int, int], None]  # what is prepared, how many are, of
 class DeviceModel(Protocol):
     """What is needed of a native model (models/native_v4.py, native_v3.py). ``starts``: where long chunks begin, before
     ``end``, that between them meet what is planned for once a shape. ``abridged``: the model and its state with as few
-    layers as launch all that a long chunk does, each layer's buffers included.
+    layers as launch all that a step of all layers does, each layer's buffers included. No operation between its kernels
+    takes a place in memory from what a kernel wrote (compile_ahead.py).
     """
+
+    @property
+    def spec(self) -> ModelSpec: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
 
     def rows(self, token_ids: Tensor, where: Rows, state: State) -> Tensor: ...
 
@@ -203,24 +213,56 @@ class DeviceRunner:
         return choosing.result()
 
     def prepare(self, progress: Progress | None = None) -> None:
-        """Run each bucket once, so that every kernel is compiled, then capture the graphs. Scribbles on page 0 and
-        slot 0, which nobody holds yet.
+        """Compile every kernel, run each bucket once, and capture the graphs. Scribbles on page 0 and slot 0, which
+        nobody holds yet.
         """
-        started = told = time.monotonic()
-        work = [*self._eager_work(), *self._graph_work()] if self._graphs else []
-        for done, (name, run) in enumerate(work):
+        if not self._graphs:
+            return
+        started = time.monotonic()
+        told = _Told(progress, started)
+        mark = self._mark()
+        if not mark.there():
+            self._compile(told)
+        work = [*self._eager_work(), *self._graph_work(self._graph)]
+        for done, (name, run) in enumerate(work, 1):
             run()
-            if progress is not None and time.monotonic() - max(told, started + TOLD_SECONDS) > 0:
-                told = time.monotonic() + 1.0
-                progress(name, done + 1, len(work))
+            told(name, done, len(work))
         self._wait()
-        if work:
-            log.info(
-                "%d graphs and %d kinds of chunks are ready after %.1f s",
-                len(self._captured),
-                len(work) - len(self._captured),
-                time.monotonic() - started,
-            )
+        mark.leave()
+        log.info(
+            "%d graphs and %d kinds of chunks are ready after %.1f s",
+            len(self._captured),
+            len(work) - len(self._captured),
+            time.monotonic() - started,
+        )
+
+    def _mark(self) -> Mark:
+        """Of all that the launches of this runner hang on."""
+        state = [(name, part.dtype, part.shape) for name, part in self._state.items()]
+        card = torch.cuda.get_device_properties(self._device)
+        return Mark(self._model.spec, self._model.dtype, self._limits, state, card.name, card.multi_processor_count)
+
+    def _compile(self, told: "_Told") -> None:
+        """Have the kernels of all that will be run compiled side by side."""
+        started = time.monotonic()
+        work = [*self._eager_work(), *self._graph_work(self._abridged)]
+
+        def looked() -> Iterator[Callable[[], object]]:
+            for done, (_, run) in enumerate(work, 1):
+                yield run
+                told("kernels of", done, len(work))
+
+        kernels = missing_kernels(looked())
+        self._wait()
+        found = time.monotonic()
+        threads = compile_all(kernels, self._device, partial(told, "kernel"))
+        log.info(
+            "%d kernels were found in %.1f s and compiled in %.1f s by %d threads",
+            len(kernels),
+            found - started,
+            time.monotonic() - found,
+            threads,
+        )
 
     def _eager_work(self) -> Iterator[tuple[str, Callable[[], object]]]:
         """Long chunks: each size in a short context and in the longest, each bound at the smallest size; and a layer of
@@ -240,14 +282,14 @@ class DeviceRunner:
             for start in self._model.starts(room) if room > 0 else ():
                 yield "shape", partial(self._begin, size, start)
 
-    def _graph_work(self) -> Iterator[tuple[str, Callable[[], object]]]:
-        """The largest first: the smaller ones find their buffers in the pool."""
+    def _graph_work(self, run: Callable[[str, int, int], object]) -> Iterator[tuple[str, Callable[[], object]]]:
+        """``run`` by kind, size and bound. The largest first: the smaller ones find their buffers in the pool."""
         for bound in reversed(self._bounds):
             for size in reversed([size for size in self._sizes if size <= GRAPH_CHUNKS[-1]]):
-                yield "graph", partial(self._graph, "chunk", size, bound)
+                yield "graph", partial(run, "chunk", size, bound)
         for bound in reversed(self._bounds):
             for size in reversed(self._buckets):
-                yield "graph", partial(self._graph, "rows", size, bound)
+                yield "graph", partial(run, "rows", size, bound)
 
     def _rehearse(self, size: int, bound: int) -> None:
         with torch.inference_mode():
@@ -358,10 +400,11 @@ class DeviceRunner:
         else:
             self._launch(kind, size, bound)
 
-    def _launch(self, kind: str, size: int, bound: int) -> None:
+    def _launch(self, kind: str, size: int, bound: int, abridged: bool = False) -> None:
         """All that a graph does: from staged inputs to logits, and rows' greedy tokens, at their fixed places."""
+        model, state = self._model.abridged(self._state) if abridged else (self._model, self._state)
         if kind == "chunk":
-            logits = self._model.chunk(*self._chunk_inputs(size, bound), self._state, True)
+            logits = model.chunk(*self._chunk_inputs(size, bound), state, True)
             assert logits is not None
             self._last.copy_(logits)
             return
@@ -369,11 +412,11 @@ class DeviceRunner:
         slots = given["slots"][:size]
         where = Rows(given["positions"][:size], slots, self._tables.of(slots, pages_for(bound)), bound)
         logits = self._logits[:size]
-        logits.copy_(self._model.rows(given["ids"][:size], where, self._state))
+        logits.copy_(model.rows(given["ids"][:size], where, state))
         self._sampler.pick(logits)
 
-    def _graph(self, kind: str, size: int, bound: int) -> None:
-        """Capture one; it runs twice before: the first run compiles, and may choose what the second one uses."""
+    def _stage(self, kind: str, size: int, bound: int) -> None:
+        """Inputs of one graph, deep in its longest context."""
         if kind == "rows":
             given = self._rows.begin()
             given["ids"][:] = given["slots"][:] = 0
@@ -383,10 +426,20 @@ class DeviceRunner:
         else:
             count = min(size, bound)
             self._stage_chunk((0,) * count, bound - count, 0)
+
+    def _abridged(self, kind: str, size: int, bound: int) -> None:
+        """All kinds of launches of one graph."""
+        self._stage(kind, size, bound)
+        with torch.inference_mode():
+            self._launch(kind, size, bound, abridged=True)
+
+    def _graph(self, kind: str, size: int, bound: int) -> None:
+        """Capture one. A layer of each kind runs before, where libraries may choose and make what the graph uses."""
+        self._stage(kind, size, bound)
         with torch.inference_mode():
             self._side.wait_stream(torch.cuda.current_stream(self._device))
             with torch.cuda.stream(self._side):
-                self._launch(kind, size, bound)
+                self._launch(kind, size, bound, abridged=True)
                 self._side.synchronize()
                 graph = torch.cuda.CUDAGraph()
                 # Not torch.cuda.graph(): that collects garbage and empties the allocator's cache each time.
@@ -401,6 +454,19 @@ class DeviceRunner:
     def _wait(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
+
+
+class _Told:
+    """Progress a second apart, and not of what is over soon."""
+
+    def __init__(self, progress: Progress | None, started: float):
+        self._progress, self._next = progress, started + TOLD_SECONDS
+
+    def __call__(self, name: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        if self._progress is not None and now > self._next:
+            self._next = now + 1.0
+            self._progress(name, done, total)
 
 
 class Measured:
