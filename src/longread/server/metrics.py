@@ -179,9 +179,9 @@ class EngineCollector(Collector):
         config = GaugeMetricFamily(
             PREFIX + "cache_config_info",
             "Cache configuration; always 1.",
-            labels=["model_name", "block_size", "num_gpu_blocks", "max_model_len"],
+            labels=["model_name", "block_size", "num_gpu_blocks", "max_model_len", "dtype", "cache_dtype"],
         )
-        values = (info.page_tokens, info.num_pages, info.max_model_len)
+        values = (info.page_tokens, info.num_pages, info.max_model_len, info.dtype, info.cache_dtype)
         config.add_metric([self._model_name, *map(str, values)], 1)
         yield config
 
