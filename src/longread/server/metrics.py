@@ -124,7 +124,7 @@ _COUNTERS = {
     "pages_evicted": "KV pages evicted to make room.",
     "snapshots_evicted": "Ring snapshots evicted to make room.",
     "num_preemptions": "Requests preempted to free KV pages.",
-    "prompt_tokens": "Prompt tokens of admitted requests.",
+    "prompt_tokens": "Prompt tokens read or reused, step by step.",
     "generation_tokens": "Tokens generated.",
     "store_written_bytes": "Bytes of pages and snapshots written to the store.",
     "store_skipped_writes": "Landing points that were not written because the writer was behind.",
