@@ -330,14 +330,15 @@ class LocalEngine:
         """Book the step: publish what was computed, then hand out tokens and ends."""
         for grant in grants:
             grant.timeline.advance(self._cache, grant.length)
+            self._prompt_tokens += self._requests[grant.timeline.key].newly_read()
         self._hand_out(self._take((self._requests[timeline.key], choice) for timeline, choice in chosen))
 
     def _take(self, chosen: Iterable[tuple[Request, Sample]]) -> list[Taken]:
         """Let requests have their tokens: what comes of it."""
         taken = []
         for request, choice in chosen:
-            self._prompt_tokens += len(request.request.prompt) if not request.first_token else 0
             taken.append((request, *request.accept(choice)))
+            self._prompt_tokens += request.newly_read()
         return taken
 
     def _hand_out(self, taken: Sequence[Taken]) -> None:

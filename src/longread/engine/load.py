@@ -254,6 +254,8 @@ def _info(spec: ModelSpec, config: ResolvedConfig, allocated_bytes: int, root: b
         cache_root=root,
         step_target=target.seconds,
         step_reason=target.reason,
+        dtype=config.dtype,
+        cache_dtype="fp8" if config.kv_cache == "fp8" else config.dtype,
     )
 
 

@@ -188,6 +188,8 @@ class EngineInfo:
     cache_root: bytes = b""  # what the identity of every page begins with
     step_target: float | None = None  # seconds that a step may take where no target of the SLO is shorter; None: any
     step_reason: str = ""  # why these
+    dtype: str = ""  # what it computes in, and what it keeps; "": not told
+    cache_dtype: str = ""
 
 
 @dataclass(frozen=True, slots=True)
