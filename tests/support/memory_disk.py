@@ -41,6 +41,9 @@ class MemoryDisk:
         self._enter("known")
         return {key: self._known(self.records[kind, key]) for key in keys if (kind, key) in self.records}
 
+    def present(self, kind: Kind, keys: Sequence[bytes]) -> set[bytes]:
+        return set(self.known(kind, keys))
+
     def nearest(self, parent: bytes, ahead: bytes) -> list[Known]:
         self._enter("nearest")
         runs = [each for each in list(self.records.values()) if each.parent == parent and each.kind != "ring"]

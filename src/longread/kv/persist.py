@@ -262,7 +262,7 @@ class Persister:
 
     def _there(self, kind: Kind, keys: Sequence[bytes]) -> set[bytes]:
         try:
-            return set(self._disk.known(kind, keys)) if keys else set()
+            return self._disk.present(kind, keys) if keys else set()
         except StoreError as error:
             self._threads.note_error("a look-up", error)
             return set()
