@@ -40,7 +40,8 @@ class HostArena:
         rings = size // RING_SHARE // ring_bytes if ring_bytes else 0
         pages = (size - rings * ring_bytes) // page_bytes if page_bytes else 0
         self.nbytes = pages * page_bytes + rings * ring_bytes
-        memory = (allocate or _lazy_memory)(self.nbytes)
+        self.allocate = allocate or _lazy_memory  # also for others whose records come and go as the arena's do
+        memory = self.allocate(self.nbytes)
         self._pages = _Slots(memory[: pages * page_bytes], page_bytes)
         self._rings = _Slots(memory[pages * page_bytes : self.nbytes], ring_bytes)
         self._known: dict[Kind, dict[bytes, Known]] = {kind: {} for kind in KINDS}
@@ -91,10 +92,10 @@ class HostArena:
         slots.used.move_to_end(ref)
         return slots.view(slots.used[ref])
 
-    def copy(self, kind: Kind, key: bytes) -> bytearray:
-        """Of the bytes of a record that is there; no use of it."""
+    def copy(self, kind: Kind, key: bytes, into: memoryview) -> None:
+        """The bytes of a record that is there; no use of it."""
         slots = self._slots(kind)
-        return bytearray(slots.view(slots.used[kind, key]))
+        into[:] = slots.view(slots.used[kind, key])
 
     def release(self, kind: Kind, key: bytes) -> None:
         ref = (kind, key)

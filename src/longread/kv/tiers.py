@@ -239,8 +239,9 @@ class Tiers:
             if time.monotonic() > end:
                 return False
             self._persister.work()
-            self._threads.signal.wait(0.01)
-            self._threads.signal.clear()
+            if self._persister.blocked:
+                self._threads.signal.wait(0.01)
+                self._threads.signal.clear()
         return True
 
     def close(self, seconds: float = 30.0) -> None:

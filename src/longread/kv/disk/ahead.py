@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 
 from longread.kv.disk.format import HEADER_BYTES, RUN_BYTES_MAX, is_record
-from longread.kv.disk.segments import Place, SegmentReader
-from longread.kv.records import Kind, Layout
+from longread.kv.disk.segments import Place, SegmentReader, is_segment_name
+from longread.kv.records import KEY_BYTES, Kind, Layout
 
-STRETCH_BYTES = 4 * 2**20  # read by one call; a larger record is a stretch of its own
+STRETCH_BYTES = 2 * 2**20  # read by one call; a larger record is a stretch of its own
 READERS = 4  # threads at most: one alone is kept from the disk's rate by copies and checksums
 
 
@@ -171,6 +171,22 @@ def _read_stretch(segments: SegmentReader, layout: Layout, portion: Portion, run
             (spot.kind, spot.key, spot.parent, spot.depth),
             layout.root,
         )
+
+
+def spot_of(kind: Kind, found: tuple) -> Spot | None:
+    """From number, key, parent, depth, segment, offset and size of the record, and length of the segment, as the index
+    has them; None if they cannot be one's.
+    """
+    number, key, parent, depth, name, offset, size, length = found
+    if not (isinstance(number, int) and isinstance(depth, int) and isinstance(name, str) and isinstance(offset, int)):
+        return None
+    if not (isinstance(size, int) and isinstance(length, int) and isinstance(key, bytes) and isinstance(parent, bytes)):
+        return None
+    if len(parent) != KEY_BYTES or not 0 < depth < 2**32 or not is_segment_name(name):
+        return None
+    if offset < 0 or not HEADER_BYTES <= size <= length - offset:
+        return None
+    return Spot(number, kind, key, parent, depth, Place(name, offset, size))
 
 
 def fits(spot: Spot, layout: Layout) -> bool:

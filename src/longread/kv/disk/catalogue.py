@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
 
-from longread.kv.disk.ahead import Spot
+from longread.kv.disk.ahead import Spot, spot_of
 from longread.kv.disk.format import HEADER_BYTES, Head, fault
 from longread.kv.disk.segments import Place, is_segment_name
-from longread.kv.records import CONTENT_ROOT, KEY_BYTES, KINDS, Kind, Known, Layout, Record, chain_key
+from longread.kv.records import CONTENT_ROOT, KINDS, Kind, Known, Layout, Record, chain_key
 from longread.spec.errors import StoreDamagedError, StoreError, StoreFullError, StoreReadOnlyError, StoreVersionError
 
 APPLICATION = 0x4C_52_4B_56  # "LRKV" in the file's header: what tells a store from any other SQLite file
@@ -212,7 +212,7 @@ class Catalogue:
                 part = keys[start : start + BATCH]
                 sql = f"{_SPOTS}WHERE r.key IN ({','.join('?' * len(part))}) AND r.kind = {number}"
                 for found in self._reader.execute(sql, part):
-                    spot = _spot_of(kind, found)
+                    spot = spot_of(kind, found)
                     if spot is not None:
                         spots.append(spot)
                     else:
@@ -363,20 +363,6 @@ def row_of(found: tuple) -> Row | None:
         return None
     known = Known(KINDS[kind], key, parent, depth, run, bool(has_ring))
     return Row(number, known, Place(name, offset, size))
-
-
-def _spot_of(kind: Kind, found: tuple) -> Spot | None:
-    """A row of ``_SPOTS``; None if it cannot be one."""
-    number, key, parent, depth, name, offset, size, length = found
-    if not (isinstance(number, int) and isinstance(depth, int) and isinstance(name, str) and isinstance(offset, int)):
-        return None
-    if not (isinstance(size, int) and isinstance(length, int) and isinstance(key, bytes) and isinstance(parent, bytes)):
-        return None
-    if len(parent) != KEY_BYTES or not 0 < depth < 2**32 or not is_segment_name(name):
-        return None
-    if offset < 0 or not HEADER_BYTES <= size <= length - offset:
-        return None
-    return Spot(number, kind, key, parent, depth, Place(name, offset, size))
 
 
 def enter_imported_root(write: sqlite3.Connection, layout: Layout, records: int) -> int:
