@@ -56,6 +56,7 @@ BROAD_EXCEPT: dict[str, str] = {
     "longread.wire.tokenizer": "the edge of a third-party parser that raises Exception itself for a bad tokenizer.json",
     "longread.wire.documents.formats": "the edge of third-party readers: what a damaged PDF or DOCX raises is open",
     "longread.kv.transfer": "the I/O threads' edge: whatever breaks in there, no request waits for ever",
+    "longread.kv.disk.ahead": "the reading threads' edge: whatever breaks in there is raised in the load that waits",
     "longread.engine.engine": "a step's edge: what breaks in the model fails the requests of that step only",
     "longread.engine.underway": "the same edge for chunks that are launched slice by slice: told when the step lands",
     "longread.engine.session": "the same edge for a session: half-written state is dropped, the error re-raised",

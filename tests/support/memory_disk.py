@@ -5,6 +5,7 @@
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from longread.kv.records import CONTENT_ROOT, Kind, Known, Layout, Record, Verdict, chain_key
 from longread.spec.errors import StoreError
@@ -40,6 +41,9 @@ class MemoryDisk:
     def known(self, kind: Kind, keys: Sequence[bytes]) -> dict[bytes, Known]:
         self._enter("known")
         return {key: self._known(self.records[kind, key]) for key in keys if (kind, key) in self.records}
+
+    def present(self, kind: Kind, keys: Sequence[bytes]) -> set[bytes]:
+        return set(self.known(kind, keys))
 
     def nearest(self, parent: bytes, ahead: bytes) -> list[Known]:
         self._enter("nearest")
@@ -88,7 +92,7 @@ class MemoryDisk:
         for each in fresh:
             if self.layout is not None and len(each.payload) != self.layout.payload_bytes(each.kind):
                 raise AssertionError(f"a {each.kind} of {len(each.payload)} bytes")
-            self.records[each.kind, each.key] = each
+            self.records[each.kind, each.key] = replace(each, payload=bytes(each.payload))  # lent for this call
         self.writes.append([(each.kind, each.key) for each in fresh])
         return sum(len(each.payload) for each in fresh)
 

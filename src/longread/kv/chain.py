@@ -46,6 +46,12 @@ class TokenChain:
             self._hashes.append(page_hash(parent, self.ids[done * PAGE_TOKENS : (done + 1) * PAGE_TOKENS]))
         return self._hashes[page]
 
+    def page_hashes(self, start: int, stop: int) -> list[bytes]:
+        """``page_hash`` of the pages start .. stop-1: for who looks up a book of them."""
+        if stop > start:
+            self.page_hash(stop - 1)
+        return self._hashes[start:stop]
+
     def common(self, other: "TokenChain") -> int:
         """Length in tokens of the longest common prefix with a chain of the same root. By the pages' identities: two
         readings of one book are compared at a few places.

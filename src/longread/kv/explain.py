@@ -48,16 +48,16 @@ def _by_tier(chain: TokenChain, cached_tokens: int, transfers: list[Transfer]) -
     origin: dict[bytes, Tier] = {}
     tail: Tier | None = None
     for transfer in transfers:
-        for move in transfer.moves[: transfer.moved]:
-            if move.known.kind != "ring":
-                origin[move.known.key] = move.source
-            if transfer.tail is not None and move.known == transfer.tail and transfer.tokens == cached_tokens:
-                tail = move.source
+        moved = transfer.moves[: transfer.moved]
+        origin.update((move.known.key, move.source) for move in moved if move.known.kind != "ring")
+        if transfer.tail is not None and transfer.tokens == cached_tokens:
+            key = transfer.tail.key
+            tail = next((move.source for move in moved if move.known.key == key and move.known.kind != "ring"), tail)
     counts = {"device": 0, "host": 0, "disk": 0}
     if not origin:
         return cached_tokens, 0, 0
-    for page in range(cached_tokens // PAGE_TOKENS):
-        counts[origin.get(chain.page_hash(page), "device")] += PAGE_TOKENS
+    for key in chain.page_hashes(0, cached_tokens // PAGE_TOKENS):
+        counts[origin.get(key, "device")] += PAGE_TOKENS
     counts[tail or "device"] += cached_tokens % PAGE_TOKENS
     return counts["device"], counts["host"], counts["disk"]
 

@@ -9,9 +9,9 @@ The arena has slots of two sizes, one for pages and tails and one for rings, so 
 
 import mmap
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from longread.kv.records import Kind, Known
+from longread.kv.records import KINDS, Kind, Known
 
 RING_SHARE = 4  # at most a quarter of the arena goes to rings
 Ref = tuple[Kind, bytes]
@@ -40,10 +40,11 @@ class HostArena:
         rings = size // RING_SHARE // ring_bytes if ring_bytes else 0
         pages = (size - rings * ring_bytes) // page_bytes if page_bytes else 0
         self.nbytes = pages * page_bytes + rings * ring_bytes
-        memory = (allocate or _lazy_memory)(self.nbytes)
+        self.allocate = allocate or _lazy_memory  # also for others whose records come and go as the arena's do
+        memory = self.allocate(self.nbytes)
         self._pages = _Slots(memory[: pages * page_bytes], page_bytes)
         self._rings = _Slots(memory[pages * page_bytes : self.nbytes], ring_bytes)
-        self._known: dict[Ref, Known] = {}
+        self._known: dict[Kind, dict[bytes, Known]] = {kind: {} for kind in KINDS}
         self._children: dict[bytes, set[Ref]] = {}
         self._holds: Counter[Ref] = Counter()
         self.dropped: Callable[[Known], None] | None = None  # told of each record that falls off
@@ -53,11 +54,15 @@ class HostArena:
         return len(self._pages.used) * self._pages.size + len(self._rings.used) * self._rings.size
 
     def get(self, kind: Kind, key: bytes) -> Known | None:
-        return self._known.get((kind, key))
+        return self._known[kind].get(key)
+
+    def find(self, kind: Kind, keys: Sequence[bytes]) -> list[Known | None]:
+        """``get`` for many keys at once, in their order."""
+        return list(map(self._known[kind].get, keys))
 
     def children(self, parent: bytes) -> list[Known]:
         """Pages and tails that hang on ``parent``."""
-        return [self._known[ref] for ref in self._children.get(parent, ())]
+        return [self._known[kind][key] for kind, key in self._children.get(parent, ())]
 
     def put(self, known: Known) -> memoryview | None:
         """Room for a new record, which the caller fills before anybody reads it; None if it is there (then it is
@@ -65,7 +70,7 @@ class HostArena:
         """
         ref = (known.kind, known.key)
         slots = self._slots(known.kind)
-        if ref in self._known:
+        if ref in slots.used:
             slots.used.move_to_end(ref)
             return None
         if not slots.free:
@@ -74,7 +79,7 @@ class HostArena:
                 return None
             self.drop(*oldest)
         slots.used[ref] = slots.free.pop()
-        self._known[ref] = known
+        self._known[known.kind][known.key] = known
         if known.kind != "ring":
             self._children.setdefault(known.parent, set()).add(ref)
         return slots.view(slots.used[ref])
@@ -87,10 +92,10 @@ class HostArena:
         slots.used.move_to_end(ref)
         return slots.view(slots.used[ref])
 
-    def copy(self, kind: Kind, key: bytes) -> bytearray:
-        """Of the bytes of a record that is there; no use of it."""
+    def copy(self, kind: Kind, key: bytes, into: memoryview) -> None:
+        """The bytes of a record that is there; no use of it."""
         slots = self._slots(kind)
-        return bytearray(slots.view(slots.used[kind, key]))
+        into[:] = slots.view(slots.used[kind, key])
 
     def release(self, kind: Kind, key: bytes) -> None:
         ref = (kind, key)
@@ -102,7 +107,7 @@ class HostArena:
         """Forget a record that nobody holds."""
         ref = (kind, key)
         slots = self._slots(kind)
-        known = self._known.pop(ref)
+        known = self._known[kind].pop(key)
         slots.free.append(slots.used.pop(ref))
         if kind != "ring":
             siblings = self._children[known.parent]
@@ -118,10 +123,11 @@ class HostArena:
         for name, slots in (("page", self._pages), ("ring", self._rings)):
             if sorted([*slots.free, *slots.used.values()]) != list(range(slots.count)):
                 wrong.append(f"host {name} slots: {len(slots.free)} free, {len(slots.used)} used of {slots.count}")
-        if set(self._known) != {*self._pages.used, *self._rings.used}:
+        refs = {(kind, key) for kind, known in self._known.items() for key in known}
+        if refs != {*self._pages.used, *self._rings.used}:
             wrong.append("host records and slots disagree")
         listed = {ref for refs in self._children.values() for ref in refs}
-        if listed != {ref for ref in self._known if ref[0] != "ring"} or not set(self._holds) <= set(self._known):
+        if listed != {ref for ref in refs if ref[0] != "ring"} or not set(self._holds) <= refs:
             wrong.append("host children or holds name records that are not there")
         return wrong
 

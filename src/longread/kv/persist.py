@@ -7,26 +7,35 @@ A landing point is noted when it is published and copied in portions between ste
 been evicted before its turn is taken from the arena or skipped, and so is a landing point when too many wait. Pages go
 in the order of the chain and the ring goes last, so a landing point on the disk is whole, or not there.
 
+A copy of what lies on a device is whole only behind ``settle``, so a portion is sent when the next one is due: by then
+nobody has to wait for it.
+
 A landing point that the disk refused (it is full...) waits aside, with those behind it, until another write shows that
 there is room, its chain is used again, or the store is closed. What has left device and arena by then is skipped.
 """
 
+import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from longread.kv.cache import KVCache
 from longread.kv.chain import ID_BYTES, encode
 from longread.kv.host import HostArena
 from longread.kv.index import Entry
 from longread.kv.lease import Lease, RecordStore
+from longread.kv.outbox import Outbox
 from longread.kv.records import Kind, Record
 from longread.kv.transfer import Disk, IOThreads, Write
 from longread.spec.errors import StoreError
 from longread.spec.state import PAGE_TOKENS, page_hash
 
-PORTION_BYTES = 32 * 2**20  # copied between two steps: some milliseconds
-QUEUE_BYTES = 256 * 2**20  # copies that wait for the disk
+PORTION_BYTES = 8 * 2**20  # copied at once, and between two steps at least: half a millisecond of a device's...
+SHARE = 0.1  # ...and more while that takes no more than so much of the time between two calls...
+MOST_SECONDS = 0.01  # ...and no longer than this
+WRITE_BYTES = 32 * 2**20  # that go to the disk together at most, if a record is not larger
+QUEUE_BYTES = 256 * 2**20  # of main memory for what goes to the disk and comes from it...
+READ_SHARE = 4  # ...of which a quarter is for the latter
 QUEUE_LANDINGS = 64  # that wait to be copied, and of those that were refused
 TRIES = 4  # as room comes free; else two that do not both fit would take turns for ever. A use is always worth one
 LOOKUPS = 512  # pages asked for between two steps
@@ -35,8 +44,8 @@ LOOKUPS = 512  # pages asked for between two steps
 @dataclass(slots=True, eq=False)
 class _Landing:
     """``keys``: full pages from number ``first`` on, behind ``before``; ``at``: the landing point itself, ``run`` after
-    ``parent``. ``next``: how far it is. ``lease`` None: it was ``refused`` (that often) and must not keep a sequence's
-    tokens in memory.
+    ``parent``. ``next``: how far it is; ``there``: which of the keys up to number ``looked`` the disk has. ``lease``
+    None: it was ``refused`` (that often) and must not keep a sequence's tokens in memory.
     """
 
     lease: Lease | None
@@ -48,6 +57,8 @@ class _Landing:
     parent: bytes
     run: bytes
     next: int = 0
+    looked: int = 0
+    there: set[bytes] = field(default_factory=set)
     refused: int = 0
 
 
@@ -70,17 +81,26 @@ class Persister:
         self._queued: set[tuple[Kind, bytes]] = set()
         self._sent = 0  # writes in flight
         self._origin: dict[Write, _Landing] = {}
+        self._open: tuple[Write, _Landing] | None = None  # the one that is being copied, of the first landing point
+        self._ready: list[tuple[Write, _Landing]] = []  # copied, and to be sent once they are settled
+        self._settled = False  # in this call of ``work``, which nobody else's copies begin in
+        self._left = time.monotonic()  # when ``work`` was done last
+        self._record_bytes = records.page_bytes + records.ring_bytes
+        size = max(QUEUE_BYTES - QUEUE_BYTES // READ_SHARE, self._record_bytes)
+        self._outbox = Outbox(host.allocate(size))
         self._reads: list[tuple[int, memoryview, int]] = []  # pages, their payloads and tokens: read together
 
     @property
     def pending(self) -> bool:
         """Whether ``work`` has something to do, now or soon: copies that are written are let go of there."""
-        return bool(self._landings or self._sent)
+        return bool(self._landings or self._sent or self._open or self._ready)
 
     @property
     def blocked(self) -> bool:
         """Whether ``work`` would have to wait for the disk."""
-        return self.pending and not self._threads.finished and not (self._landings and self._room())
+        if not self.pending or self._threads.finished or self._ready or self._due:
+            return False
+        return not (self._landings and self._outbox.fits(self._record_bytes))
 
     def landed(self, lease: Lease, entry: Entry) -> None:
         """A landing point was published. Below one page it is computed faster than it is worth a write."""
@@ -120,54 +140,94 @@ class Persister:
         self._try_again(list(self._refused.values()))
 
     def work(self) -> None:
-        """Take back what was written, and copy the next portion unless the queue is full."""
+        """Take back what was written, send what the last call has copied, and copy the next portion if there is room.
+        How much is PORTION_BYTES' matter: a step that runs on a device waits for none of it.
+        """
         self._drain()
-        budget = PORTION_BYTES
-        while self._landings and budget > 0:
-            landing = self._landings[0]
-            room = self._room()
-            if not room:
-                return
-            write, ended = self._copy(landing, min(budget, room))
-            self._read()
-            if write.records:
-                self._origin[write] = landing
-                self._queued.update((record.kind, record.key) for record in write.records)
-                self._send(write)
-            budget -= max(write.size, PORTION_BYTES // 16)
-            if not ended:
-                return
+        self._settled = False
+        self._hand_over()
+        began = time.monotonic()
+        until = began + min(SHARE * (began - self._left), MOST_SECONDS)
+        while self._copy_portion() and time.monotonic() < until:
+            pass
+        self._left = time.monotonic()
+
+    @property
+    def _due(self) -> bool:
+        """Whether the open write should go: the disk has nothing to do, or it is large enough, or its landing point
+        was taken out of the queue.
+        """
+        if self._open is None:
+            return False
+        write, landing = self._open
+        return not self._sent or write.size >= WRITE_BYTES or landing is not next(iter(self._landings), None)
+
+    def _hand_over(self) -> None:
+        """Send what was copied before now, and so is whole without much of a wait."""
+        if self._due:
+            self._shut()
+        if not self._ready:
+            return
+        self._settle()
+        for write, landing in self._ready:
+            self._origin[write] = landing
+            self._send(write)
+        self._ready.clear()
+
+    def _shut(self) -> None:
+        """Nothing more is added to the open write."""
+        if self._open is not None and self._open[0].records:
+            self._ready.append(self._open)
+        self._open = None
+
+    def _settle(self) -> None:
+        if not self._settled:
+            self._records.settle()
+            self._settled = True
+
+    def _copy_portion(self) -> bool:
+        """Of the first landing point. False: none is left, or there is no room."""
+        if not self._landings:
+            return False
+        landing = self._landings[0]
+        if self._open is None or self._open[1] is not landing:
+            self._shut()
+            self._open = Write([], 0), landing
+        write, before = self._open[0], (self._open[0].size, landing.next)
+        ended = self._copy(landing, write, min(write.size + PORTION_BYTES, WRITE_BYTES))
+        self._read()
+        if ended:
             self._landings.popleft()
+            self._shut()
+        elif (write.size, landing.next) == before:
+            if not write.records or not self._outbox.fits(self._record_bytes):
+                return False
+            self._shut()  # full: the next record goes into another
+        return True
 
-    def _room(self) -> int:
-        """Bytes that may be queued; 0: not even one record. An empty queue takes a record of any size."""
-        room = QUEUE_BYTES - self._threads.queued_bytes
-        enough = room >= self._records.page_bytes + self._records.ring_bytes
-        return room if enough else 0 if self._threads.queued_bytes else QUEUE_BYTES
-
-    def _copy(self, landing: _Landing, limit: int) -> tuple[Write, bool]:
-        """Copies of up to ``limit`` bytes (one record at least), and whether the landing point is through."""
-        write = Write([], 0)
+    def _copy(self, landing: _Landing, write: Write, limit: int) -> bool:
+        """Copies until ``write`` has ``limit`` bytes, or one record, and whether the landing point is through."""
         if landing.lease is None and landing.before != landing.root and not self._has("page", landing.before):
             self._set_aside(landing)  # what it stands on was refused again, or is lost
-            return write, True
-        stop = min(landing.next + LOOKUPS, len(landing.keys))
-        ahead = landing.keys[landing.next : stop]
-        there = self._there("page", ahead)
-        for key in ahead:
-            if write.records and write.size + self._records.page_bytes > limit:
-                return write, False
-            if key not in there and ("page", key) not in self._queued:
+            return True
+        if landing.next == landing.looked:
+            landing.looked = min(landing.next + LOOKUPS, len(landing.keys))
+            landing.there = self._there("page", landing.keys[landing.next : landing.looked])
+        size = self._records.page_bytes
+        for key in landing.keys[landing.next : landing.looked]:
+            if key not in landing.there and ("page", key) not in self._queued:
+                if (write.records and write.size + size > limit) or not self._outbox.fits(size):
+                    return False
                 record = self._full_page(key)
                 if record is None:  # evicted before its turn: nothing behind it can be reached on the disk
                     self._give_up(landing)
-                    return write, True
+                    return True
                 self._add(write, record)
             landing.next += 1
-        if landing.next < len(landing.keys):
-            return write, False
+        if landing.next < len(landing.keys) or not self._outbox.fits(self._record_bytes):
+            return False
         self._add_landing(write, landing)
-        return write, True
+        return True
 
     def _add_landing(self, write: Write, landing: _Landing) -> None:
         entry = self._landing_entry(landing)
@@ -180,8 +240,8 @@ class Persister:
             payload = self._page(entry, tokens)
             self._add(write, Record(kind, landing.at, landing.parent, entry.depth, landing.run, payload))
         if entry.snapshot is not None and not self._has("ring", entry.key):
-            payload = bytearray(self._records.ring_bytes)
-            self._records.read_ring(entry.snapshot, memoryview(payload))
+            payload = self._outbox.take(self._records.ring_bytes)
+            self._records.read_ring(entry.snapshot, payload)
             self._add(write, Record("ring", entry.key, landing.parent, entry.depth, b"", payload))
 
     def _landing_entry(self, landing: _Landing) -> Entry | None:
@@ -199,14 +259,16 @@ class Persister:
         if entry is not None and entry.parent is not None:
             return Record("page", key, entry.parent.key, entry.depth, entry.run, self._page(entry, PAGE_TOKENS))
         if known is not None:
-            self._records.settle()
-            return Record("page", key, known.parent, known.depth, known.run, self._host.copy("page", key))
+            self._settle()
+            payload = self._outbox.take(self._records.page_bytes)
+            self._host.copy("page", key, payload)
+            return Record("page", key, known.parent, known.depth, known.run, payload)
         return None
 
-    def _page(self, entry: Entry, tokens: int) -> bytearray:
-        """Filled by the next ``_read``: a device is waited for once a portion, not once a page."""
-        payload = bytearray(self._records.page_bytes)
-        self._reads.append((entry.page, memoryview(payload), tokens))
+    def _page(self, entry: Entry, tokens: int) -> memoryview:
+        """Filled by the next ``_read``: a device is asked once a portion, not once a page."""
+        payload = self._outbox.take(self._records.page_bytes)
+        self._reads.append((entry.page, payload, tokens))
         return payload
 
     def _read(self) -> None:
@@ -218,6 +280,7 @@ class Persister:
     def _add(self, write: Write, record: Record) -> None:
         write.records.append(record)
         write.size += len(record.payload)
+        self._queued.add((record.kind, record.key))
 
     def _give_up(self, landing: _Landing) -> None:
         """Neither this landing point nor what waits behind the gap; the lease's next one begins at the gap again."""
@@ -245,7 +308,7 @@ class Persister:
 
     def _set_aside(self, landing: _Landing) -> None:
         """The oldest is given up when they are too many."""
-        landing.lease, landing.next = None, 0
+        landing.lease, landing.next, landing.looked = None, 0, 0
         earlier = self._refused.pop(landing.at, landing)
         self._refused[landing.at] = min(landing, earlier, key=lambda each: each.first)
         if len(self._refused) > QUEUE_LANDINGS:
@@ -262,7 +325,7 @@ class Persister:
 
     def _there(self, kind: Kind, keys: Sequence[bytes]) -> set[bytes]:
         try:
-            return set(self._disk.known(kind, keys)) if keys else set()
+            return self._disk.present(kind, keys) if keys else set()
         except StoreError as error:
             self._threads.note_error("a look-up", error)
             return set()
@@ -277,6 +340,7 @@ class Persister:
             self._sent -= 1
             self._threads.queued_bytes -= write.size
             self.written_bytes += write.written
+            self._outbox.give_back(len(write.records))
             landing = self._origin.pop(write, None)
             self._queued.difference_update((record.kind, record.key) for record in write.records)
             if write.failed and landing is not None:

@@ -52,7 +52,9 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A record that is there, without its bytes. ``has_ring``: so is the ring behind its last token."""
+    """A record that is there, without its bytes. ``has_ring``: so is the ring behind its last token. Of a page that was
+    looked up for a prompt's chain ``run`` and ``has_ring`` are left out.
+    """
 
     kind: Kind
     key: bytes

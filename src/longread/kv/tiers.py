@@ -13,9 +13,10 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from longread.kv.cache import KVCache
-from longread.kv.chain import TokenChain, common_tokens
+from longread.kv.chain import ID_BYTES, TokenChain, common_tokens
 from longread.kv.host import HostArena
 from longread.kv.index import Entry
 from longread.kv.lease import Lease, RecordStore
@@ -28,12 +29,12 @@ from longread.spec.state import PAGE_TOKENS
 
 LOOKUP_BATCH = 64  # pages asked for at first; doubled while they are there, so a miss costs one query
 LOOKUP_LIMIT = 1024
+LANDING_BATCH = 4  # page ends asked for a ring or a tail at first, doubled too: most prompts land on one of the last
 LOAD_TRIES = 4  # after a broken record the next landing point is tried; this often, then the rest is computed
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A record and where it is."""
+class Source(NamedTuple):
+    """A record and where it is. A tuple, since a book's look-up makes thousands while all others wait."""
 
     known: Known
     tier: Tier
@@ -131,13 +132,16 @@ class Tiers:
         sources: list[Source] = []
         at, batch = shared, LOOKUP_BATCH
         while at < count:
-            keys = [chain.page_hash(page) for page in range(at, min(at + batch, count))]
-            on_disk = self._known("page", [key for key in keys if self.host.get("page", key) is None])
-            for key in keys:
-                source = self._source("page", key, on_disk)
-                if source is None:
+            keys = chain.page_hashes(at, min(at + batch, count))
+            here = self.host.find("page", keys)
+            on_disk = self._present("page", [key for key, known in zip(keys, here, strict=True) if known is None])
+            for page, (key, known) in enumerate(zip(keys, here, strict=True), at):
+                if known is not None:
+                    sources.append(Source(known, "host"))
+                elif key in on_disk:
+                    sources.append(Source(_page_of(chain, page), "disk"))
+                else:
                     return shared, sources
-                sources.append(source)
             at, batch = at + batch, min(batch * 2, LOOKUP_LIMIT)
         return shared, sources
 
@@ -235,8 +239,9 @@ class Tiers:
             if time.monotonic() > end:
                 return False
             self._persister.work()
-            self._threads.signal.wait(0.01)
-            self._threads.signal.clear()
+            if self._persister.blocked:
+                self._threads.signal.wait(0.01)
+                self._threads.signal.clear()
         return True
 
     def close(self, seconds: float = 30.0) -> None:
@@ -299,41 +304,43 @@ class Tiers:
     # Looking things up.
 
     def _ring_landing(self, chain: TokenChain, shared: int, pages: list[Source], floor: int) -> Found | None:
-        """Deepest first: a tail that the prompt goes on from, then the ring at a page end."""
-        most = len(chain) - 1
-        depth = shared + len(pages)
-        while depth * PAGE_TOKENS + PAGE_TOKENS > floor and depth >= 0:
-            low = max(depth - LOOKUP_BATCH, -1)
+        """Deepest first: a tail that the prompt goes on from, then the ring at a page end; not where even the longest
+        tail is worth no load.
+        """
+        most, batch = len(chain) - 1, LANDING_BATCH
+        depth, last = shared + len(pages), max((floor + WAIT_GAIN) // PAGE_TOKENS - 1, -1)
+        while depth > last:
+            low = max(depth - batch, last)
             ahead = {
                 chain.page_hash(at - 1) if at else chain.root: chain.run(
                     at * PAGE_TOKENS, min(most, (at + 1) * PAGE_TOKENS)
                 )
                 for at in range(depth, low, -1)
             }
-            rings, tails = self._known("ring", list(ahead)), self._tails(ahead)
+            rings, tails = self._present("ring", list(ahead)), self._tails(ahead)
             for at, parent in zip(range(depth, low, -1), ahead, strict=True):
-                needed = Found(chain, min(shared, at), at * PAGE_TOKENS, pages[: max(at - shared, 0)])
-                if self._add_tail(needed, parent, ahead[parent], tails.get(parent, [])):
-                    return needed
-                needed.ring = self._source("ring", parent, rings) if at else None
-                if needed.ring is not None:
-                    return needed
-            depth = low
+                tail, ring = self._tail(parent, ahead[parent], tails.get(parent, []))
+                if ring is None and at:
+                    ring = self._ring(_page_of(chain, at - 1), rings)
+                if ring is not None:
+                    tokens = at * PAGE_TOKENS + (len(tail.known.run) // ID_BYTES if tail is not None else 0)
+                    return Found(chain, min(shared, at), tokens, pages[: max(at - shared, 0)], tail, ring)
+            depth, batch = low, min(batch * 2, LOOKUP_BATCH)
         return None
 
-    def _add_tail(self, found: Found, parent: bytes, ahead: bytes, on_disk: list[Known]) -> bool:
-        """The longest tail whose ring is there, too, and that ``ahead`` begins with. ``on_disk``: such of the disk."""
+    def _tail(self, parent: bytes, ahead: bytes, on_disk: list[Known]) -> tuple[Source | None, Source | None]:
+        """The longest tail whose ring is there, too, and that ``ahead`` begins with, and that ring. ``on_disk``: such
+        of the disk.
+        """
         tails = {known.key: Source(known, "disk") for known in on_disk}
         for known in self.host.children(parent):
             if known.kind == "tail" and ahead.startswith(known.run):
                 tails[known.key] = Source(known, "host")
         for tail in sorted(tails.values(), key=lambda each: -len(each.known.run)):
-            ring = self._source("ring", tail.known.key, self._known("ring", [tail.known.key]))
+            ring = self._ring(tail.known, self._present("ring", [tail.known.key]))
             if ring is not None:
-                found.tail, found.ring = tail, ring
-                found.tokens += len(tail.known.run) // 4
-                return True
-        return False
+                return tail, ring
+        return None, None
 
     def _open_landing(self, chain: TokenChain, shared: int, pages: list[Source], floor: int) -> Found | None:
         """Without rings every row can be landed on: all pages, then the run that shares most with what follows."""
@@ -350,21 +357,22 @@ class Tiers:
             found.tokens = start + best
         return found
 
-    def _source(self, kind: Kind, key: bytes, on_disk: dict[bytes, Known]) -> Source | None:
-        known = self.host.get(kind, key)
+    def _ring(self, of: Known, on_disk: set[bytes]) -> Source | None:
+        """The ring behind a page or tail."""
+        known = self.host.get("ring", of.key)
         if known is not None:
             return Source(known, "host")
-        known = on_disk.get(key)
-        return Source(known, "disk") if known is not None else None
+        return Source(Known("ring", of.key, of.parent, of.depth, b"", True), "disk") if of.key in on_disk else None
 
-    def _known(self, kind: Kind, keys: Sequence[bytes]) -> dict[bytes, Known]:
+    def _present(self, kind: Kind, keys: Sequence[bytes]) -> set[bytes]:
+        """Which of these the disk has."""
         if self.disk is None or not keys:
-            return {}
+            return set()
         try:
-            return self.disk.known(kind, keys)
+            return self.disk.present(kind, keys)
         except StoreError as error:
             self._threads.note_error("a look-up", error)
-            return {}
+            return set()
 
     def _nearest(self, parent: bytes, ahead: bytes) -> list[Known]:
         if self.disk is None:
@@ -416,3 +424,10 @@ class Tiers:
         self._transfers.remove(transfer)
         transfer.ended = time.monotonic()
         transfer.closed = True
+
+
+def _page_of(chain: TokenChain, page: int) -> Known:
+    """What a record of a full page of this chain is, but for its run: the chain has that, and a book's are megabytes to
+    copy.
+    """
+    return Known("page", chain.page_hash(page), chain.page_hash(page - 1) if page else chain.root, page + 1, b"", False)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import xxhash
 
-from longread.kv.records import ID_BYTES, KEY_BYTES, KINDS, Kind, Known, Layout, Record, chain_key
+from longread.kv.records import ID_BYTES, KEY_BYTES, KINDS, Kind, Record, chain_key
 from longread.spec.state import PAGE_TOKENS
 
 MAGIC = b"LRKV"
@@ -70,21 +70,23 @@ def is_whole(
     return _checksum(fields, run, payload) == bytes(header[_FIELDS.size : HEADER_BYTES])
 
 
-def payload_of(data: memoryview, known: Known, size: int, layout: Layout) -> memoryview | None:
-    """The payload in the ``size`` bytes of a record; None unless they are whole and the record is the known one.
+def is_record(
+    header: memoryview,
+    run: memoryview,
+    payload: memoryview,
+    identity: tuple[Kind, bytes, bytes, int],
+    root: bytes,
+) -> bool:
+    """Whether these bytes are, whole, the record of an ``identity`` (kind, key, parent, depth) under ``root``.
 
-    ``parse`` and ``is_whole`` for whoever knows what must be there: faster, since most is one comparison.
+    ``parse`` and ``is_whole`` for whoever knows what must be there: faster, since most is one comparison. That the run
+    is the right one the key tells, which is its hash.
     """
-    payload_bytes = layout.payload_bytes(known.kind)
-    if not len(data) == size == HEADER_BYTES + len(known.run) + payload_bytes:
-        return None
-    fields = _fields(known, payload_bytes, layout.root)
-    behind = data[HEADER_BYTES:]
-    if data[: _FIELDS.size] != fields or behind[: len(known.run)] != known.run:
-        return None
-    hasher = xxhash.xxh3_128(fields)
-    hasher.update(behind)
-    return behind[len(known.run) :] if data[_FIELDS.size : HEADER_BYTES] == hasher.digest() else None
+    kind, key, parent, depth = identity
+    fields = _FIELDS.pack(MAGIC, VERSION, KINDS.index(kind), len(run), depth, len(payload), root, key, parent)
+    if header[: _FIELDS.size] != fields or fault(kind, key, parent, depth, bytes(run)) is not None:
+        return False
+    return header[_FIELDS.size :] == _checksum(fields, run, payload)
 
 
 def fault(kind: Kind, key: bytes, parent: bytes, depth: int, run: bytes) -> str | None:
@@ -101,12 +103,12 @@ def fault(kind: Kind, key: bytes, parent: bytes, depth: int, run: bytes) -> str 
     return None if chain_key(parent, run) == key else "the key is not the hash of parent and run"
 
 
-def _fields(of: Known | Record, payload_bytes: int, root: bytes) -> bytes:
+def _fields(of: Record, payload_bytes: int, root: bytes) -> bytes:
     kind = KINDS.index(of.kind)
     return _FIELDS.pack(MAGIC, VERSION, kind, len(of.run), of.depth, payload_bytes, root, of.key, of.parent)
 
 
-def _checksum(fields: bytes, run: bytes | bytearray, payload: bytes | bytearray | memoryview) -> bytes:
+def _checksum(fields: bytes, run: bytes | bytearray | memoryview, payload: bytes | bytearray | memoryview) -> bytes:
     hasher = xxhash.xxh3_128(fields)
     hasher.update(run)
     hasher.update(payload)

@@ -4,18 +4,19 @@ Knows index rows, segments and what was found damaged. Must not know how records
 """
 
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from longread.kv.disk import catalogue as index
+from longread.kv.disk.ahead import READERS, Portion, Spot, fits, portions, read_ahead
 from longread.kv.disk.catalogue import Catalogue, Row
-from longread.kv.disk.format import HEADER_BYTES, payload_of
 from longread.kv.disk.segments import SegmentReader
 from longread.kv.records import Kind, Layout, Record, Verdict
 from longread.spec.errors import StoreError
 
 ATTEMPTS = 3
+ROOM_BYTES = 8 * 2**20  # that a load reads ahead into, where it gives no memory of its own
 
 
 class RecordReader:
@@ -33,6 +34,10 @@ class RecordReader:
     def usable(self, row: Row) -> bool:
         """Whether nothing is known against the record of this row."""
         return row.id not in self._bad
+
+    def sound(self, numbers: Mapping[bytes, int]) -> set[bytes]:
+        """The keys of those rows whose records nothing is known against."""
+        return {key for key, number in numbers.items() if number not in self._bad} if self._bad else set(numbers)
 
     def inspect(self, kind: Kind, key: bytes, into: memoryview) -> Verdict:
         """Read one payload into ``into``, which has exactly its size; what it holds is undefined unless "whole".
@@ -64,25 +69,40 @@ class RecordReader:
             raise StoreError(f"{self._path}: {kind} {key.hex()} is not whole; `longread store verify` finds all such")
         return found[1]
 
-    def stream(self, layout: Layout, wanted: Sequence[tuple[Kind, bytes]]) -> Iterator[tuple[Verdict, memoryview]]:
-        """Verdict and payload of each record, in order; a payload is valid until the next one is asked for.
+    def batches(
+        self, layout: Layout, wanted: Sequence[tuple[Kind, bytes]], rooms: Sequence[memoryview] = ()
+    ) -> Generator[list[tuple[Verdict, memoryview]], None, None]:
+        """Verdict and payload of each record, in order, as many together as a room holds; valid until the next are
+        asked for. The payloads of one batch lie one behind the other in one of the ``rooms``, which are read ahead
+        into; none: in memory of this reader's own. Raises ValueError for a room that is too small.
 
-        Neighbours are read together, and otherwise as by ``inspect``: what is not whole at once is looked up again
-        singly, which tells a record that was moved or evicted from one that is damaged.
+        Otherwise as by ``inspect``: what is not whole at once is looked up again singly, which tells a record that was
+        moved or evicted from one that is damaged.
         """
-        rows = self._rows(layout, wanted)
-        read = self._segments.in_order([row.place for row in rows if row is not None])
-        for (kind, key), row in zip(wanted, rows, strict=True):
-            payload = None
-            if row is not None:
-                with self._reading(row.place.segment):
-                    data = next(read)
-                payload = payload_of(data, row.known, row.place.size, layout)
-            if payload is not None:
-                yield "whole", payload
-            else:
-                own = memoryview(bytearray(layout.payload_bytes(kind)))
-                yield self.inspect(kind, key, own), own
+        sizes = [layout.payload_bytes(kind) for kind, _ in wanted]
+        longest = max(sizes, default=0)
+        if not rooms:
+            rooms = _rooms_for(sizes)
+        elif min(map(len, rooms)) < longest:
+            raise ValueError(f"a room of {min(map(len, rooms)):,} bytes for records of {longest:,}; give larger ones")
+        spots = list(zip(self._spots(layout, wanted), sizes, strict=True))
+        with closing(self._read(layout, list(portions(spots, min(map(len, rooms)))), rooms)) as read:
+            for portion in read:
+                refs = wanted[portion.first : portion.first + len(portion.spots)]
+                found: list[tuple[Verdict, memoryview]] = []
+                for at, (kind, key) in enumerate(refs):
+                    payload = portion.payload(at)
+                    found.append(("whole" if portion.whole[at] else self.inspect(kind, key, payload), payload))
+                yield found
+
+    def _read(
+        self, layout: Layout, parts: Sequence[Portion], rooms: Sequence[memoryview]
+    ) -> Generator[Portion, None, None]:
+        with closing(read_ahead(self._segments, layout, parts, rooms)) as read:
+            for part in parts:
+                with self._reading(next((each.place.segment for each in part.spots if each is not None), "a segment")):
+                    portion = next(read)
+                yield portion
 
     def drop_unsound(self) -> None:
         """Delete the rows that were found to contradict themselves."""
@@ -96,16 +116,14 @@ class RecordReader:
         with self._count_lock:  # look-ups, loads and collections count at the same time
             self.corrupt += count
 
-    def _rows(self, layout: Layout, wanted: Sequence[tuple[Kind, bytes]]) -> list[Row | None]:
+    def _spots(self, layout: Layout, wanted: Sequence[tuple[Kind, bytes]]) -> list[Spot | None]:
         """Of each record whose row there is no reason to doubt."""
-        rows: dict[tuple[Kind, bytes], Row] = {}
+        spots: dict[tuple[Kind, bytes], Spot] = {}
         for kind in {kind for kind, _ in wanted}:
-            found = self._catalogue.get_many(kind, [key for each, key in wanted if each == kind])
-            for key, row in found.items():
-                sized = row.place.size == HEADER_BYTES + len(row.known.run) + layout.payload_bytes(kind)
-                if sized and self.usable(row):  # before memory is taken for it
-                    rows[kind, key] = row
-        return [rows.get(ref) for ref in wanted]
+            for spot in self._catalogue.spots(kind, [key for each, key in wanted if each == kind]):
+                if fits(spot, layout) and spot.number not in self._bad:
+                    spots[kind, spot.key] = spot
+        return [spots.get(ref) for ref in wanted]
 
     def _drop(self, row: Row) -> None:
         """Take a record out that is not whole, unless it has been moved or written anew meanwhile."""
@@ -126,3 +144,9 @@ class RecordReader:
             yield
         except OSError as error:
             raise StoreError(f"{self._path}: {segment} cannot be read now: {error.strerror or error}") from error
+
+
+def _rooms_for(sizes: Sequence[int]) -> list[memoryview]:
+    """One that holds them all, or several to be read into at the same time."""
+    size = min(sum(sizes), max(ROOM_BYTES, *sizes)) if sizes else 0
+    return [memoryview(bytearray(size)) for _ in range(1 if size == sum(sizes) else READERS)]

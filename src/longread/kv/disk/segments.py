@@ -27,7 +27,7 @@ SEGMENT_BYTES = 256 * 2**20
 SUFFIX = ".seg"
 OPEN_FILES = 64
 IDLE_SECONDS = 5.0  # then a reader lets go of its files: what others delete meanwhile would keep its space
-STRETCH_BYTES = 2**20  # read by one call; a larger record is a stretch of its own
+PARTS_MAX = 1024  # of one call: what Linux takes
 _NAME = re.compile(r"[0-9a-f]{16}\.seg")
 
 
@@ -40,16 +40,6 @@ class Place:
     size: int
 
 
-@dataclass(slots=True)
-class _Stretch:
-    """Places one behind the other in a segment."""
-
-    segment: str
-    offset: int
-    size: int
-    places: list[Place]
-
-
 class SegmentReader:
     """Reads from any segment in a folder, keeping the files open that were read last. Safe from any thread."""
 
@@ -57,7 +47,6 @@ class SegmentReader:
         self.folder = folder
         self._lock = threading.Lock()
         self._open: OrderedDict[str, int] = OrderedDict()
-        self._buffer = bytearray()
         self._busy: dict[int, int] = {}  # file descriptor -> reads under way; a descriptor in use is never closed
         self._used = 0.0  # on the monotonic clock
         self._rest: threading.Timer | None = None  # runs while files are open
@@ -102,28 +91,17 @@ class SegmentReader:
         found = self.read(place, memoryview(payload))
         return (head, Record(head.kind, head.key, head.parent, head.depth, found[1], payload)) if found else None
 
-    def in_order(self, places: Sequence[Place]) -> Iterator[memoryview]:
-        """The bytes at each place, valid until the next are asked for or the iterator is let go; fewer where the file
-        ends, is gone or none of ours, or cannot be read by the disk. Raises OSError as ``read``.
-
-        Places that follow each other are read by one call: the system sees one long read and keeps ahead of it, so the
-        disk goes on while its bytes are checked and copied away. (Telling it what comes, by WILLNEED, costs more than
-        it saves: it then keeps the file in the smallest pages.)
+    def fill(self, place: Place, parts: Sequence[bytearray | memoryview]) -> int:
+        """Read what lies from the beginning of ``place`` on into all parts in order; returns the bytes read, fewer
+        where the file ends, is gone or none of ours, or cannot be read by the disk. Raises OSError as ``read``.
         """
-        with self._lock:
-            buffer, self._buffer = self._buffer, bytearray()
         try:
-            for stretch in _stretches(places):
-                if len(buffer) < stretch.size:
-                    buffer = bytearray(max(stretch.size, STRETCH_BYTES))
-                whole = memoryview(buffer)
-                found = whole[: self._stretch(stretch, whole[: stretch.size])]
-                for place in stretch.places:
-                    begin = place.offset - stretch.offset
-                    yield found[begin : begin + place.size]
-        finally:
-            with self._lock:
-                self._buffer = buffer  # for the next reading: new memory is slow to touch
+            with self._file(place.segment) as file:
+                return _fill(file, parts, place.offset)
+        except OSError as error:
+            if _is_damage(error):
+                return 0  # whoever wants one of its records finds out which of them
+            raise
 
     def forget(self, name: str) -> None:
         """Close a segment that was deleted, so that its space is given back."""
@@ -171,16 +149,6 @@ class SegmentReader:
             for file in self._open.values():
                 os.close(file)
             self._open.clear()
-            self._buffer = bytearray()
-
-    def _stretch(self, stretch: "_Stretch", into: memoryview) -> int:
-        try:
-            with self._file(stretch.segment) as file:
-                return _fill(file, [into], stretch.offset)
-        except OSError as error:
-            if _is_damage(error):
-                return 0  # whoever wants one of its records finds out which of them
-            raise
 
     @contextmanager
     def _file(self, name: str) -> Iterator[int]:
@@ -188,6 +156,7 @@ class SegmentReader:
             file = self._open.get(name)
             if file is None:
                 file = open_own(self.folder / name, os.O_RDONLY)
+                _expect_in_order(file)
                 self._open[name] = file
             self._open.move_to_end(name)
             self._busy[file] = self._busy.get(file, 0) + 1
@@ -333,22 +302,13 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _stretches(places: Sequence[Place]) -> Iterator[_Stretch]:
-    last: _Stretch | None = None
-    for place in places:
-        if (
-            last is not None
-            and (last.segment, last.offset + last.size) == (place.segment, place.offset)
-            and last.size + place.size <= STRETCH_BYTES
-        ):
-            last.places.append(place)
-            last.size += place.size
-            continue
-        if last is not None:
-            yield last
-        last = _Stretch(place.segment, place.offset, place.size, [place])
-    if last is not None:
-        yield last
+def _expect_in_order(file: int) -> None:
+    """The system keeps twice as far ahead of the reading. (Telling it what comes, by WILLNEED, costs more than it
+    saves: it then keeps the file in the smallest pages.)
+    """
+    if hasattr(os, "posix_fadvise"):
+        with suppress(OSError):
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_SEQUENTIAL)
 
 
 def _is_damage(error: OSError) -> bool:
@@ -361,7 +321,7 @@ def _fill(file: int, parts: Sequence[bytearray | memoryview], offset: int) -> in
     views = [memoryview(part).cast("B") for part in parts if len(part)]
     done = 0
     while views:
-        got = os.preadv(file, views, offset + done)
+        got = os.preadv(file, views[:PARTS_MAX], offset + done)
         if not got:
             break
         done += got

@@ -14,8 +14,8 @@ across a fork.
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from errno import EDQUOT, ENOSPC, EROFS
 from pathlib import Path
@@ -203,6 +203,12 @@ class DiskStore:
         rows = self._catalogue.get_many(kind, keys)
         return {key: row.known for key, row in rows.items() if self._reader.usable(row)}
 
+    def present(self, kind: Kind, keys: Sequence[bytes]) -> set[bytes]:
+        """Those of the keys under which there is a record, as far as the index's keys tell: what is wrong with its row
+        or its bytes is found when it is read. For a caller who knows all else of a record from its key's chain.
+        """
+        return self._reader.sound(self._catalogue.numbers(kind, keys))
+
     def nearest(self, parent: bytes, ahead: bytes) -> list[Known]:
         """Of the pages and tails that follow ``parent`` the two whose runs stand next to ``ahead``, before and behind
         it: none shares a longer beginning with it.
@@ -243,17 +249,30 @@ class DiskStore:
         return verdict
 
     def stream(self, wanted: Sequence[tuple[Kind, bytes]]) -> Iterator[tuple[Verdict, memoryview]]:
-        """``fetch`` for many records in order, neighbours read together: the way to load a chain. Each payload
-        is valid until the next one is asked for.
+        """``fetch`` for many records in order. Each payload is valid until the next one is asked for."""
+        with closing(self.batches(wanted)) as batches:
+            for batch in batches:
+                yield from batch
+
+    def batches(
+        self, wanted: Sequence[tuple[Kind, bytes]], rooms: Sequence[memoryview] = ()
+    ) -> Generator[Sequence[tuple[Verdict, memoryview]], None, None]:
+        """``stream`` of as many records together as one of ``rooms`` holds, their payloads one behind the other in it,
+        while the next ones are read into the others: the way to load a chain. A batch is valid until the next one is
+        asked for; nothing is written to the rooms once the iterator has ended or was closed. Without rooms in memory of
+        its own. Raises ValueError for a room that a record does not fit into.
         """
         if self.layout is None:
             raise StoreError(f"{self.path}: the store was opened without a model, so no chain can be loaded from it")
+        done = 0
         whole: list[tuple[Kind, bytes]] = []
         try:
-            for ref, found in zip(wanted, self._reader.stream(self.layout, wanted), strict=True):
-                if found[0] == "whole":
-                    whole.append(ref)
-                yield found
+            with closing(self._reader.batches(self.layout, wanted, rooms)) as read:
+                for batch in read:
+                    refs = wanted[done : done + len(batch)]
+                    whole += [ref for ref, (verdict, _) in zip(refs, batch, strict=True) if verdict == "whole"]
+                    done += len(batch)
+                    yield batch
         finally:
             self._used(whole)
 
