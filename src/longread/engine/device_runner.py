@@ -32,6 +32,7 @@ from longread.engine.sampling_state import SamplingState
 from longread.engine.slices import Pace, Slices
 from longread.engine.staging import Staging
 from longread.kernels.places import Chunk, Rows
+from longread.kv.arrivals import Arrivals
 from longread.models.inputs import StepInputs
 from longread.models.native_step import SAVE_STEP, Layers, Piece, Save, finished, pieces
 from longread.spec.batch import Segment
@@ -93,7 +94,8 @@ class Decoding:
 class DeviceRunner:
     """The interface of engine.runner.Runner. ``slots``: ring rows of running sequences, which tables are kept by.
 
-    ``graphs``: capture graphs; off, the same launches run each time, also on a CPU.
+    ``graphs``: capture graphs; off, the same launches run each time, also on a CPU. ``arrivals``: of the storage that
+    ``state`` is of; None: nothing of it is used before it is there.
     """
 
     def __init__(
@@ -105,8 +107,10 @@ class DeviceRunner:
         slots: int,
         device: torch.device,
         graphs: bool,
+        arrivals: Arrivals | None = None,
     ):
         self._model, self._state, self._limits, self._device = model, state, limits, device
+        self._arrivals = Arrivals() if arrivals is None else arrivals
         self._graphs = graphs
         self._longest = pages_for(limits.max_model_len) * PAGE_TOKENS
         self._bounds = [*(b for b in GRAPH_BOUNDS if b < self._longest), self._longest]
@@ -134,6 +138,7 @@ class DeviceRunner:
         with torch.inference_mode():
             self._tables.update(batch.segments)
             singles = [s for s in batch.segments if s.length == 1]
+            self._await(singles)
             if singles:
                 self._run_rows(
                     [batch.token_ids[s.offset] for s in singles],
@@ -161,6 +166,7 @@ class DeviceRunner:
         """
         with torch.inference_mode():
             self._tables.update(batch.segments)
+            self._await(batch.segments)
             positions = np.array([s.start for s in batch.segments], dtype=np.int32)
             slots = np.array([s.slot for s in batch.segments], dtype=np.int32)
             return self._decode(batch.token_ids, positions, slots, rows)
@@ -280,6 +286,11 @@ class DeviceRunner:
         self._rows.send()
         self._run("rows", size, self._bounds[bisect_left(self._bounds, int(positions.max()) + 1)])
 
+    def _await(self, rows: Sequence[Segment]) -> None:
+        """Rows wait for all of their pages; later ones of the same sequences have none that are still to come."""
+        for segment in rows:
+            self._arrivals.touch(segment.pages)
+
     def _all_layers(self, batch: Batch, dropped: Set[int]) -> Generator[None, None, Tensor]:
         """All chunks of a batch; a row of zeros where one was dropped."""
         found: dict[int, Tensor] = {}
@@ -317,10 +328,12 @@ class DeviceRunner:
         size = self._sizes[bisect_left(self._sizes, count)]
         if size <= GRAPH_CHUNKS[-1]:
             self._run("chunk", size, self._bounds[bisect_left(self._bounds, piece.stop)])
+            self._arrivals.replayed()
             return self._last if last else None
         ids, where = self._chunk_inputs(size, self._eager_bound(piece.stop), (piece.start, count))
         own = replace(where, meta=where.meta.clone())  # others may be staged before this one is done
-        return (yield from self._model.chunk_layers(ids, own, self._state, last, piece.inside))
+        layers = self._model.chunk_layers(ids, own, self._state, last, piece.inside)
+        return (yield from self._arrivals.layers(layers, segment.pages))
 
     def _eager_bound(self, tokens: int) -> int:
         return min(eager_bound(tokens), self._longest)
@@ -349,7 +362,8 @@ class DeviceRunner:
     def _launch(self, kind: str, size: int, bound: int) -> None:
         """All that a graph does: from staged inputs to logits, and rows' greedy tokens, at their fixed places."""
         if kind == "chunk":
-            logits = self._model.chunk(*self._chunk_inputs(size, bound), self._state, True)
+            layers = self._model.chunk_layers(*self._chunk_inputs(size, bound), self._state, True)
+            logits = finished(self._arrivals.layers(layers))
             assert logits is not None
             self._last.copy_(logits)
             return
