@@ -35,6 +35,7 @@ from longread.engine.sampling_state import SamplingState
 from longread.engine.slices import WHOLE, Pace, Part, Slices, Work
 from longread.engine.staging import Staging
 from longread.kernels.places import Chunk, Rows
+from longread.kv.arrivals import Arrivals
 from longread.models.inputs import StepInputs
 from longread.models.native_step import SAVE_STEP, Layers, Piece, Save, finished, pieces
 from longread.spec.batch import Segment
@@ -105,7 +106,8 @@ class Decoding:
 class DeviceRunner:
     """The interface of engine.runner.Runner. ``slots``: ring rows of running sequences, which tables are kept by.
 
-    ``graphs``: capture graphs; off, the same launches run each time, also on a CPU.
+    ``graphs``: capture graphs; off, the same launches run each time, also on a CPU. ``arrivals``: of the storage that
+    ``state`` is of; None: nothing of it is used before it is there.
     """
 
     def __init__(
@@ -117,8 +119,10 @@ class DeviceRunner:
         slots: int,
         device: torch.device,
         graphs: bool,
+        arrivals: Arrivals | None = None,
     ):
         self._model, self._state, self._limits, self._device = model, state, limits, device
+        self._arrivals = Arrivals() if arrivals is None else arrivals
         self._graphs = graphs
         self._longest = pages_for(limits.max_model_len) * PAGE_TOKENS
         self._bounds = [*(b for b in GRAPH_BOUNDS if b < self._longest), self._longest]
@@ -146,6 +150,7 @@ class DeviceRunner:
         with torch.inference_mode():
             self._tables.update(batch.segments)
             singles = [s for s in batch.segments if s.length == 1]
+            self._await(singles)
             if singles:
                 self._run_rows(
                     [batch.token_ids[s.offset] for s in singles],
@@ -173,6 +178,7 @@ class DeviceRunner:
         """
         with torch.inference_mode():
             self._tables.update(batch.segments)
+            self._await(batch.segments)
             positions = np.array([s.start for s in batch.segments], dtype=np.int32)
             slots = np.array([s.slot for s in batch.segments], dtype=np.int32)
             return self._decode(batch.token_ids, positions, slots, rows)
@@ -324,6 +330,11 @@ class DeviceRunner:
         self._rows.send()
         self._run("rows", size, self._bounds[bisect_left(self._bounds, int(positions.max()) + 1)])
 
+    def _await(self, rows: Sequence[Segment]) -> None:
+        """Rows wait for all of their pages; later ones of the same sequences have none that are still to come."""
+        for segment in rows:
+            self._arrivals.touch(segment.pages)
+
     def _all_layers(self, batch: Batch, dropped: Set[int]) -> Work:
         """All chunks of a batch; a row of zeros where one was dropped."""
         found: dict[int, Tensor] = {}
@@ -363,10 +374,12 @@ class DeviceRunner:
         self._stage_chunk(batch.token_ids[first : first + count], piece.start, segment.slot)
         if whole:
             self._run("chunk", size, self._bounds[bisect_left(self._bounds, piece.stop)])
+            self._arrivals.replayed()
             return self._last if last else None
         ids, where = self._chunk_inputs(size, self._eager_bound(piece.stop), (piece.start, count))
         own = replace(where, meta=where.meta.clone())  # what is staged for others must not move it
         layers = self._model.chunk_layers(ids, own, self._state, last, piece.inside)
+        layers = self._arrivals.layers(layers, segment.pages)
         for launched in itertools.count(1):
             try:
                 next(layers)
@@ -404,7 +417,8 @@ class DeviceRunner:
         """All that a graph does: from staged inputs to logits, and rows' greedy tokens, at their fixed places."""
         model, state = self._model.abridged(self._state) if abridged else (self._model, self._state)
         if kind == "chunk":
-            logits = model.chunk(*self._chunk_inputs(size, bound), state, True)
+            layers = model.chunk_layers(*self._chunk_inputs(size, bound), state, True)
+            logits = finished(layers if abridged else self._arrivals.layers(layers))
             assert logits is not None
             self._last.copy_(logits)
             return

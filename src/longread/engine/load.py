@@ -174,8 +174,7 @@ def _on_gpu(
     device = load_device.cuda_device()
     checkpoint = None if config.random_weights else Checkpoint.open(path)
     model = load_device.native_model(spec, config, checkpoint, device, progress)
-    pools = config.num_pages, config.num_slots, config.num_snapshots
-    store = StateTensors(groups, *pools, load_device.DTYPES[config.dtype], device)
+    store = load_device.state_tensors(groups, config, device)
     runner = load_device.device_runner(model, store, config, spec, device)
     measured = load_device.prepare(runner, config.memory, device)
     identity = drawn_identity(config.seed) if checkpoint is None else checkpoint.fingerprint

@@ -9,12 +9,14 @@ moves content from the device to the host arena; the disk gets it at landing poi
 over root and tokens, so whatever is found under a key is that prefix's state in this format, or fails its checksum.
 """
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from longread.kv.arrivals import Arrival
 from longread.kv.cache import KVCache
 from longread.kv.chain import ID_BYTES, TokenChain, common_tokens
 from longread.kv.host import HostArena
@@ -26,6 +28,8 @@ from longread.kv.records import Kind, Known
 from longread.kv.transfer import Disk, IOThreads, Move, Tier, Transfer
 from longread.spec.errors import StoreError
 from longread.spec.state import PAGE_TOKENS
+
+log = logging.getLogger(__name__)
 
 LOOKUP_BATCH = 64  # pages asked for at first; doubled while they are there, so a miss costs one query
 LOOKUP_LIMIT = 1024
@@ -72,6 +76,7 @@ class Tiers:
         self._persister = Persister(cache, records, self._threads, host, disk, interval) if disk is not None else None
         self._transfers: list[Transfer] = []
         self._coming: dict[tuple[Kind, bytes], Transfer] = {}
+        self._arriving: list[tuple[Transfer, Arrival]] = []  # published, and still read from the arena
         self._leaving: list[tuple[int, memoryview, int]] = []  # pages with their records and tokens: read together
         self._open = True
         cache.tiers = self
@@ -81,7 +86,8 @@ class Tiers:
     @property
     def busy(self) -> bool:
         """Whether ``work`` or ``collect`` has something to do, now or soon."""
-        return self._open and bool(self._transfers or (self._persister is not None and self._persister.pending))
+        pending = self._persister is not None and self._persister.pending
+        return self._open and bool(self._transfers or self._arriving or pending)
 
     @property
     def errors(self) -> int:
@@ -105,9 +111,9 @@ class Tiers:
             self._persister.work()
 
     def wait(self, seconds: float) -> None:
-        """Until an I/O thread has finished something, at most ``seconds``; at once if none has anything to do."""
+        """Until an I/O thread has finished something, at most ``seconds``; at once if nothing is to be waited for."""
         blocked = self._persister is not None and self._persister.blocked
-        if (self._transfers or blocked) and not any(transfer.done for transfer in self._transfers):
+        if (self._transfers or self._arriving or blocked) and not any(transfer.done for transfer in self._transfers):
             self._threads.signal.wait(seconds)
         self._threads.signal.clear()
 
@@ -206,11 +212,10 @@ class Tiers:
         return True
 
     def collect(self) -> None:
-        """Publish what the loader has finished."""
-        if not self._transfers:
-            return
+        """Publish what the loader has finished, and let go of what was read."""
         for transfer in [each for each in self._transfers if each.done]:
             self._close(transfer)
+        self._let_arrived_go()
 
     def promote(self, chain: TokenChain) -> None:
         """``find``, load and publish in one go, for a caller that has nothing else to do meanwhile."""
@@ -255,10 +260,12 @@ class Tiers:
             self._persister.try_all_again()
         done = self.flush(seconds)
         ended = self._threads.stop(finish_writes=done)
-        self.collect()
-        self._cache.tiers = None
         if self.disk is not None and ended:
             self.disk.close()
+        if self._transfers or self._arriving:
+            self._records.finish()  # the arena may be gone behind this
+        self.collect()
+        self._cache.tiers = None
 
     def check(self) -> None:
         """Audit the tiers' own books. Raises AssertionError that lists each difference."""
@@ -275,6 +282,7 @@ class Tiers:
     def evicting(self, entry: Entry, page: bool) -> None:
         """Content leaves the device: into the arena, unless a longer run on the same page says it as well."""
         assert entry.parent is not None
+        self._let_arrived_go()
         kind: Kind = "page" if entry.full else "tail"
         if page and not self._covered(entry):
             known = Known(kind, entry.key, entry.parent.key, entry.depth, entry.run, entry.snapshot is not None)
@@ -416,14 +424,29 @@ class Tiers:
         tail = None
         if transfer.tail is not None and moved > pages:
             tail = (transfer.tail.key, transfer.tail.run)
+        if transfer.arrival is not None:
+            self._records.arrivals.begun(transfer.arrival, load.pages[load.shared :][:pages])
+            self._arriving.append((transfer, transfer.arrival))
         self._cache.end_load(load, load.shared + min(moved, pages), tail, moved == len(transfer.moves))
         for move in transfer.moves:
             del self._coming[move.known.kind, move.known.key]
-            if move.data is not None:
-                self.host.release(move.known.kind, move.known.key)
+        if transfer.arrival is None:
+            self._let_go(transfer)
         self._transfers.remove(transfer)
         transfer.ended = time.monotonic()
         transfer.closed = True
+
+    def _let_arrived_go(self) -> None:
+        for transfer, arrival in [each for each in self._arriving if each[1].over()] if self._arriving else ():
+            self._arriving.remove((transfer, arrival))
+            self._let_go(transfer)
+            log.debug("%d records in %.1f ms, layer by layer", len(transfer.moves), 1e3 * arrival.seconds())
+
+    def _let_go(self, transfer: Transfer) -> None:
+        """Nothing is read from the arena for it any more."""
+        for move in transfer.moves:
+            if move.data is not None:
+                self.host.release(move.known.kind, move.known.key)
 
 
 def _page_of(chain: TokenChain, page: int) -> Known:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from longread.kv.arrivals import Arrival
 from longread.kv.lease import Load, RecordStore
 from longread.kv.records import Kind, Known, Record, Verdict
 
@@ -55,7 +56,8 @@ class Move:
 class Transfer:
     """A load in flight. ``moves`` in order: pages of the chain, then a tail, then a ring; the first that fails is the
     end (``broken``, for ``fault``). ``done`` is set by the loader when it will touch nothing any more, ``closed`` by
-    the engine's thread when the books are straight. ``seconds`` by tier.
+    the engine's thread when the books are straight. ``arrival``: its pages were only begun, layer by layer, and are
+    whole when that is over. ``seconds`` by tier, of such pages until all of it was begun.
     """
 
     load: Load
@@ -68,6 +70,7 @@ class Transfer:
     broken: Move | None = None
     fault: Fault = "error"
     seconds: dict[Tier, float] = field(default_factory=dict)
+    arrival: Arrival | None = None
     done: bool = False
     closed: bool = False
     ended: float = 0.0
@@ -124,6 +127,8 @@ class IOThreads:
         wanted = [(move.known.kind, move.known.key) for move in transfer.moves if move.data is None]
         try:
             self._pages.after(fence)
+            if self._begin_all(transfer):
+                return
             stream = self._disk.stream(wanted) if self._disk is not None and wanted else iter(())
             try:
                 self._move_all(transfer, stream)
@@ -138,6 +143,32 @@ class IOThreads:
         finally:
             transfer.done = True
             self.signal.set()
+
+    def _begin_all(self, transfer: Transfer) -> bool:
+        """Begin to bring a load that is in memory, layer by layer, so that it can be used before it is there. False:
+        it is not such a load.
+
+        What is copied when a sequence opens, a tail and a ring, comes first and is waited for.
+        """
+        last = transfer.tail  # a whole page's record, where another text goes on behind some of its tokens
+        pages = [move for move in transfer.moves if move.known.kind == "page" and move.known is not last]
+        data = [move.data for move in transfer.moves if move.data is not None]
+        if transfer.cancelled or not pages or len(data) < len(transfer.moves):
+            return False
+        begin = self._pages.layered([move.target for move in pages], data[: len(pages)])
+        if begin is None:
+            return False
+        start = time.monotonic()
+        try:
+            for move in transfer.moves[len(pages) :]:
+                self._move([move], iter(()))
+            transfer.arrival = begin()
+        except BaseException:
+            self._pages.finish()
+            raise
+        transfer.seconds["host"] = time.monotonic() - start
+        transfer.moved = len(transfer.moves)
+        return True
 
     def _move_all(self, transfer: Transfer, stream: Iterator[tuple[Verdict, memoryview]]) -> None:
         for run in _runs(transfer.moves, self._pages.pages_at_once):

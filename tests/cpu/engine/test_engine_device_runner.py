@@ -66,7 +66,7 @@ def test_answers_go_on_from_states_kept_inside_a_chunk(model: Path, monkeypatch:
     plain = NativeV4.chunk_layers
 
     def spied(self: NativeV4, *args: Any) -> Any:
-        inside.update(position for position, *_ in args[4])
+        inside.update(position for saves in args[4:] for position, *_ in saves)
         return plain(self, *args)
 
     monkeypatch.setattr(NativeV4, "chunk_layers", spied)
