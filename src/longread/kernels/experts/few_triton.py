@@ -19,39 +19,14 @@ import triton.language as tl
 from torch import Tensor
 
 from longread.kernels.counters import counters as zeros
+from longread.kernels.experts import few_gluon
+from longread.kernels.experts.few_forms import DECODE, HIDDEN, LARGEST
 from longread.kernels.experts.grouped_triton import tables
 from longread.kernels.experts.ref import ExpertWeights
 from longread.kernels.experts.slots_triton import Slots
 from longread.kernels.fp8.ref import Quantised
 from longread.kernels.overlap import INTERPRETED, begin, overlap, ready
 
-# Hidden activations are kept in float16 as this part of their value: 2^20 still fits, 2^-20 is the finest step.
-HIDDEN = tl.constexpr(1 / 16)
-LARGEST = tl.constexpr(65504.0)
-
-# Word (ref.prepare) -> float16 of columns 4q..4q+3 and 64+4q..64+4q+3, by way of e4m3 (see grouped_triton.DECODE).
-# $8: word; $9, $10 and $11, $12: tables of the first half's block and of the second's.
-DECODE = tl.constexpr("""{
-.reg .b32 m, p, n, s;
-.reg .b16 a, b;
-and.b32 m, $8, 0x77777777;
-prmt.b32 p, $9, $10, m;
-lop3.b32 p, $8, 0x80808080, p, 0xEA;
-mov.b32 {a, b}, p;
-cvt.rn.f16x2.e4m3x2 s, a;
-mov.b32 {$0, $1}, s;
-cvt.rn.f16x2.e4m3x2 s, b;
-mov.b32 {$2, $3}, s;
-shr.b32 m, m, 16;
-prmt.b32 p, $11, $12, m;
-shl.b32 n, $8, 4;
-lop3.b32 p, n, 0x80808080, p, 0xEA;
-mov.b32 {a, b}, p;
-cvt.rn.f16x2.e4m3x2 s, a;
-mov.b32 {$4, $5}, s;
-cvt.rn.f16x2.e4m3x2 s, b;
-mov.b32 {$6, $7}, s;
-}""")
 # Four e4m3 -> four float16.
 WIDEN = tl.constexpr("""{
 .reg .b32 s;
@@ -464,9 +439,14 @@ def experts(
 ) -> Tensor:  # fmt: skip
     """See ``ref.experts``; ids and weights as ``route`` makes them. Hidden activations are rounded to float16."""
     (tokens, top_k), (count, rows, _), d = ids.shape, w.w13.shape, w.w2.shape[1]
+    ids, weights = ids.contiguous(), weights.contiguous()
+    if config is None and few_gluon.fits(q, w):
+        if tokens == 1:
+            return few_gluon.alone(q, ids, weights, w, limit, shared)
+        slots = Slots(ids, count, few_gluon.PAIRS)
+        return summed(few_gluon.products(q, slots, ids.numel(), w, limit), ids, weights, shared)
     config = config or chosen(w.kind, tokens)
     pairs, f = ids.numel(), rows // 2
-    ids, weights = ids.contiguous(), weights.contiguous()
     order = block_expert = ids
     blocks = pairs
     if not config.scanned:
@@ -493,12 +473,18 @@ def experts(
         hidden, w.w2, w.s2, r2, ids, order, block_expert, y, weights, shared, out, counters, pairs, shared.stride(0),
         D=d, F=f, **_held(f, config.rows2, config.together), **members,
     )  # fmt: skip
-    if not config.scanned:
-        wide = min(256, triton.next_power_of_2(d))
-        _sums[(tokens, triton.cdiv(d, wide))](
-            y, ids, weights, shared, out, shared.stride(0), D=d, TOP_K=top_k, WIDE=wide, num_warps=2,
-            **overlap(programs=tokens * triton.cdiv(d, wide)),
-        )  # fmt: skip
+    return out if config.scanned else summed(y, ids, weights, shared)
+
+
+def summed(y: Tensor, ids: Tensor, weights: Tensor, shared: Tensor) -> Tensor:
+    """shared [T, D] + a token's rows of y float32 [pairs, D] by weight, in the order of its ids."""
+    (tokens, top_k), d = ids.shape, y.shape[1]
+    out = torch.empty_like(shared, memory_format=torch.contiguous_format)
+    wide = min(256, triton.next_power_of_2(d))
+    _sums[(tokens, triton.cdiv(d, wide))](
+        y, ids, weights, shared, out, shared.stride(0), D=d, TOP_K=top_k, WIDE=wide, num_warps=2,
+        **overlap(programs=tokens * triton.cdiv(d, wide)),
+    )  # fmt: skip
     return out
 
 
