@@ -2,6 +2,8 @@
 
 import triton.language as tl
 
+PAIRS = 8  # of one expert a program: the tensor core's least
+
 # Hidden activations are kept in float16 as this part of their value: 2^20 still fits, 2^-20 is the finest step.
 HIDDEN = tl.constexpr(1 / 16)
 LARGEST = tl.constexpr(65504.0)

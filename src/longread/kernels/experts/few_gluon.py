@@ -1,4 +1,4 @@
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, untyped-decorator"
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, assignment, untyped-decorator"
 """Routed experts of few tokens on Hopper: ``few_triton``'s products with their weights by way of shared memory.
 
 FP4 words are asked for several chunks of columns ahead without waiting in anybody's registers, so what is on its way
@@ -20,11 +20,8 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from longread.kernels.experts.few_forms import DECODE, HIDDEN, LARGEST
 from longread.kernels.experts.grouped_triton import tables
 from longread.kernels.experts.ref import ExpertWeights
-from longread.kernels.experts.slots_triton import Slots
 from longread.kernels.fp8.ref import Quantised
 from longread.kernels.overlap import begin, overlap, ready
-
-PAIRS = 8  # of one expert a program: the tensor core's least
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +81,17 @@ def alone(
 
 
 def products(
-    q: Quantised, slots: Slots, pairs: int, w: ExpertWeights, limit: float | None,
+    q: Quantised, order: Tensor, experts: Tensor, blocks: int, pairs: int, w: ExpertWeights, limit: float | None,
     tiles: tuple[Tile, Tile] | None = None,
 ) -> Tensor:  # fmt: skip
-    """Each pair's row through its expert: float32 [pairs, D]. slots: of blocks of PAIRS."""
+    """Each pair's row through its expert: float32 [pairs, D]. order, experts: see ``few_triton.Blocks``."""
     first, second = tiles or SEVERAL
-    hidden = _hidden(q, slots.block_expert, slots.order, slots.blocks, pairs, w, limit, False, first)
+    hidden = _hidden(q, experts, order, blocks, pairs, w, limit, False, first)
     d, f = w.w2.shape[1], hidden.shape[1]
     y = torch.empty(pairs, d, dtype=torch.float32, device=hidden.device)
-    programs = slots.blocks * (d // second.rows)
+    programs = blocks * (d // second.rows)
     _second[(programs,)](
-        hidden, w.w2, w.s2, w.r2, slots.block_expert, slots.order, y, D=d, F=f, **_sizes(second),
+        hidden, w.w2, w.s2, w.r2, experts, order, y, D=d, F=f, **_sizes(second),
         **overlap(programs=programs),
     )  # fmt: skip
     return y

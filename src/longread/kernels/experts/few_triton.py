@@ -12,6 +12,7 @@ A pair's sums do not depend on which other pairs are computed beside it, and are
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from longread.kernels.counters import counters as zeros
 from longread.kernels.experts import few_gluon
-from longread.kernels.experts.few_forms import DECODE, HIDDEN, LARGEST
+from longread.kernels.experts.few_forms import DECODE, HIDDEN, LARGEST, PAIRS
 from longread.kernels.experts.grouped_triton import tables
 from longread.kernels.experts.ref import ExpertWeights
 from longread.kernels.experts.slots_triton import Slots
@@ -60,7 +61,7 @@ class Few:
     scanned: bool = False
 
 
-PAIRS = 8  # of one expert a program: the tensor core's least
+AT_ONCE = 128  # pairs up to which every one is compared with every other, instead of a sort
 HELD = 64  # rows times groups of 128 columns that a program has asked for: what its registers have room for
 MOST = 64  # tokens up to which weights are read faster here than by grouped_triton
 # By kind of weight: (tokens up to which it is taken, the configuration). Microseconds of a layer's routing and experts
@@ -285,6 +286,26 @@ def _members(ids, order, block_expert, block, pairs, SINGLE: tl.constexpr, SORTE
     return expert, pair
 
 
+@triton.jit(do_not_specialize=["pairs", "blocks"])
+def _blocks(ids, order, block_expert, pairs, blocks, P: tl.constexpr, ENTRIES: tl.constexpr, BT: tl.constexpr):
+    """Pairs of one expert, BT at a time, in the order of their first: what slots_triton's sort is for, for P pairs."""
+    index = tl.arange(0, P)
+    expert = tl.load(ids + index, mask=index < pairs, other=-1)
+    for at in tl.static_range(0, ENTRIES, P):
+        tl.store(order + at + index, tl.full((P,), -1, tl.int32), mask=at + index < blocks * BT)
+    for at in tl.static_range(0, ENTRIES // BT, P):
+        tl.store(block_expert + at + index, tl.full((P,), -1, tl.int32), mask=at + index < blocks)
+    same = (expert[:, None] == expert[None, :]) & (expert >= 0)[:, None]
+    rank = tl.sum((same & (index[None, :] < index[:, None])).to(tl.int32), 1)
+    begins = (expert >= 0) & (rank % BT == 0)
+    number = tl.cumsum(begins.to(tl.int32), 0) - 1
+    begun = same & begins[None, :] & (rank[None, :] == (rank // BT * BT)[:, None])
+    block = tl.sum(tl.where(begun, number[None, :], 0), 1)
+    tl.debug_barrier()  # all of -1 lies in memory before what follows
+    tl.store(order + block * BT + rank % BT, index, mask=expert >= 0)
+    tl.store(block_expert + block, expert, mask=begins)
+
+
 @triton.jit(do_not_specialize=["pairs", "xs_group"])
 def _first(
     x, xs, w, s, r, ids, order, block_expert, hidden, pairs, limit, x_row, xs_row, xs_group,
@@ -427,6 +448,29 @@ def _sums(y, ids, weights, shared, out, shared_row, D: tl.constexpr, TOP_K: tl.c
     _sum(y, ids, weights, shared, out, token, column, token >= 0, shared_row, D, TOP_K)
 
 
+class Blocks(NamedTuple):
+    """Pairs of an expert, PAIRS at a time. order: int32 [count * PAIRS], a pair or -1; experts: int32 [count] or -1."""
+
+    order: Tensor
+    experts: Tensor
+    count: int
+
+
+def blocks_of(ids: Tensor, experts: int) -> Blocks:
+    """ids: int32 [T, k], -1 for none, contiguous. ``count`` is an upper bound."""
+    pairs = ids.numel()
+    if pairs > AT_ONCE:
+        slots = Slots(ids, experts, PAIRS)
+        return Blocks(slots.order, slots.block_expert, slots.blocks)
+    count = min(pairs, experts) + pairs // PAIRS
+    order, expert = ids.new_empty(count * PAIRS), ids.new_empty(count)
+    _blocks[(1,)](
+        ids, order, expert, pairs, count, P=max(16, triton.next_power_of_2(pairs)),
+        ENTRIES=triton.next_power_of_2(count * PAIRS), BT=PAIRS, num_warps=8,
+    )  # fmt: skip
+    return Blocks(order, expert, count)
+
+
 def fits(q: Quantised, w: ExpertWeights) -> bool:
     """Whether these kernels take such tokens and weights."""
     x = q.values
@@ -443,15 +487,14 @@ def experts(
     if config is None and few_gluon.fits(q, w):
         if tokens == 1:
             return few_gluon.alone(q, ids, weights, w, limit, shared)
-        slots = Slots(ids, count, few_gluon.PAIRS)
-        return summed(few_gluon.products(q, slots, ids.numel(), w, limit), ids, weights, shared)
+        y = few_gluon.products(q, *blocks_of(ids, count), ids.numel(), w, limit)
+        return summed(y, ids, weights, shared)
     config = config or chosen(w.kind, tokens)
     pairs, f = ids.numel(), rows // 2
     order = block_expert = ids
     blocks = pairs
     if not config.scanned:
-        slots = Slots(ids, count, PAIRS)
-        order, block_expert, blocks = slots.order, slots.block_expert, slots.blocks
+        order, block_expert, blocks = blocks_of(ids, count)
     hidden = torch.empty(2, pairs, f, dtype=torch.uint8, device=ids.device)
     y = torch.empty(pairs, d, dtype=torch.float32, device=ids.device)
     out = torch.empty_like(shared, memory_format=torch.contiguous_format)
