@@ -75,7 +75,7 @@ def alone(
     out = torch.empty_like(shared, memory_format=torch.contiguous_format)
     _second_alone[(d // second.rows,)](
         hidden, w.w2, w.s2, w.r2, ids, weights, shared, out, D=d, F=f, TOP_K=ids.numel(), **_sizes(second),
-        **overlap(programs=d // second.rows),
+        **overlap(1, d // second.rows),
     )  # fmt: skip
     return out
 
@@ -92,7 +92,7 @@ def products(
     programs = blocks * (d // second.rows)
     _second[(programs,)](
         hidden, w.w2, w.s2, w.r2, experts, order, y, D=d, F=f, **_sizes(second),
-        **overlap(programs=programs),
+        **overlap(q.values.shape[0], programs),
     )  # fmt: skip
     return y
 
@@ -109,7 +109,7 @@ def _hidden(
     _first[(programs,)](
         x, xs, w.w13, w.s13, w.r13, ids, order, hidden, 0.0 if limit is None else limit, x.stride(0), xs.stride(0),
         xs.stride(1), F=rows // 2, K=x.shape[1], TOP_K=pairs // x.shape[0], LIMITED=limit is not None, SINGLE=single,
-        **_sizes(tile), **overlap(programs=programs),
+        **_sizes(tile), **overlap(x.shape[0], programs),
     )  # fmt: skip
     return hidden
 

@@ -439,10 +439,7 @@ def _sum(y, ids, weights, shared, out, token, column, mask, shared_row, D: tl.co
 
 
 @triton.jit
-def _sums(y, ids, weights, shared, out, shared_row, D: tl.constexpr, TOP_K: tl.constexpr, WIDE: tl.constexpr,
-          PDL: tl.constexpr):  # fmt: skip
-    begin(PDL)
-    ready(PDL)
+def _sums(y, ids, weights, shared, out, shared_row, D: tl.constexpr, TOP_K: tl.constexpr, WIDE: tl.constexpr):
     token = tl.program_id(0).to(tl.int64) + tl.zeros((1,), tl.int64)
     column = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
     _sum(y, ids, weights, shared, out, token, column, token >= 0, shared_row, D, TOP_K)
@@ -502,7 +499,7 @@ def experts(
         "SINGLE": tokens == 1, "SORTED": not config.scanned,
         "P": max(16, triton.next_power_of_2(pairs)) if config.scanned else 16, "BT": PAIRS, "KIND": w.kind,
         "TOP_K": top_k, "ASM": not INTERPRETED,
-        "num_warps": 1, "num_stages": 1, **overlap(programs=blocks * (d // config.rows2)),
+        "num_warps": 1, "num_stages": 1, **overlap(tokens, blocks * (d // config.rows2)),
     }  # fmt: skip
     x, xs = q
     r13, r2 = (w.w13, w.w2) if w.r13 is None or w.r2 is None else (w.r13, w.r2)
@@ -526,7 +523,6 @@ def summed(y: Tensor, ids: Tensor, weights: Tensor, shared: Tensor) -> Tensor:
     wide = min(256, triton.next_power_of_2(d))
     _sums[(tokens, triton.cdiv(d, wide))](
         y, ids, weights, shared, out, shared.stride(0), D=d, TOP_K=top_k, WIDE=wide, num_warps=2,
-        **overlap(programs=tokens * triton.cdiv(d, wide)),
     )  # fmt: skip
     return out
 

@@ -17,7 +17,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from longread.kernels.overlap import begin, overlap, ready
 
 LEAST = tl.constexpr(-(1 << 31))  # below the key of any number, -inf included
 GUESSES = tl.constexpr(16)  # of a cut, before its interval is halved instead: scores as they come need 4 to 13
@@ -135,12 +134,9 @@ def _best(
     PRUNED: tl.constexpr,
     FLAT: tl.constexpr,
     PER_PAGE: tl.constexpr,
-    PDL: tl.constexpr,
 ):
     """Query first + i of a program i. logits, maxima: its row i. Rows with at most TOP_K visible take them all."""
-    begin(PDL)
     i = tl.program_id(0)
-    ready(PDL)
     visible = (tl.load(positions + first + i) + 1) // RATIO
     out += (first + i) * TOP_K
     table = tables + (first + i) * table_stride
@@ -234,7 +230,6 @@ def best(
         FLAT=tables is not None,
         PER_PAGE=per_page,
         num_warps=WARPS[kind],
-        **overlap(count, count),
         maxnreg=REGISTERS[kind] if tables is None else None,  # a decode step has no two for one multiprocessor
     )
 
