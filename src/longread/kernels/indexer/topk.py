@@ -17,7 +17,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-
 LEAST = tl.constexpr(-(1 << 31))  # below the key of any number, -inf included
 GUESSES = tl.constexpr(16)  # of a cut, before its interval is halved instead: scores as they come need 4 to 13
 DIRECT = (128, 256, 512)  # groups of a row that is read whole: up to 8,192 scores
