@@ -2,10 +2,12 @@
 
 For each size of page: writes a chain through the store and as one plain file (both with fdatasync after the same
 batches), then reads both back cold (page cache dropped with posix_fadvise) and warm: the file in blocks of 1 MiB, the
-store as the loader does it, each page checked and copied to its place in a pool. Then makes an index of many pages and
-times opening it and looking up a chain. Who goes first changes from round to round: a virtual disk answers the second
-reader from a cache of the host that cannot be dropped. Ratios are of one round each; figures are medians with the
-extremes. The default sizes: a page of reader-v4, and the 1 and 3 MB that pages of released models have.
+store as the loader does it, each page checked, ahead into a few rooms that a device would copy from. Then makes an
+index of many pages and times opening it and looking up a chain. Processors' seconds are of all threads. Who goes first
+changes from round to round: a virtual disk answers the second reader from a cache of the host that cannot be dropped.
+Ratios are of one round each; figures are medians with the
+extremes. The default sizes: a page of reader-v4, of 32 layers of V4-Flash, and the 1 and 3 MB that pages of released
+models have.
 """
 
 import argparse
@@ -28,7 +30,7 @@ from longread.measure.result import this_commit, this_machine
 from longread.spec.state import PAGE_TOKENS
 
 ROUNDS = 5
-POOL_BYTES = 128 * 2**20  # that pages are copied to, in turn; touched before, as in a server that has run for a while
+ROOMS, ROOM_BYTES = 5, 8 * 2**20  # that are read into in turn; touched before, as in a server that has run for a while
 BLOCK_BYTES = 2**20
 AIM = 1.5  # raw rate over the store's, cold
 BATCH_BYTES = 32 * 2**20  # one landing point's portion
@@ -75,14 +77,11 @@ def store_write(folder: Path, layout: Layout, records: Sequence[Record], size: i
     store.close()
 
 
-def store_load(store: DiskStore, wanted: Sequence[tuple[Kind, bytes]], pool: memoryview, size: int) -> None:
+def store_load(store: DiskStore, wanted: Sequence[tuple[Kind, bytes]], rooms: Sequence[memoryview]) -> None:
     """Look a chain up and load it."""
-    _check(len(store.known("page", [key for _, key in wanted])) == len(wanted))
-    slots = len(pool) // size
-    for number, (verdict, payload) in enumerate(store.stream(wanted)):
-        _check(verdict == "whole")
-        at = number % slots * size
-        pool[at : at + size] = payload
+    _check(len(store.present("page", [key for _, key in wanted])) == len(wanted))
+    for batch in store.batches(wanted, rooms):
+        _check(all(verdict == "whole" for verdict, _ in batch))
 
 
 def drop_cached(*paths: Path) -> None:
@@ -94,16 +93,21 @@ def drop_cached(*paths: Path) -> None:
 
 
 def seconds(work: Callable[[], None]) -> float:
-    started = time.perf_counter()
+    return measured(work)[0]
+
+
+def measured(work: Callable[[], None]) -> tuple[float, float]:
+    """Seconds, and seconds of processors."""
+    started, spent = time.perf_counter(), time.process_time()
     work()
-    return time.perf_counter() - started
+    return time.perf_counter() - started, time.process_time() - spent
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
     return {"median": round(statistics.median(values), 3), "low": round(min(values), 3), "high": round(max(values), 3)}
 
 
-def throughput(folder: Path, record_bytes: int, total: int, pool: memoryview) -> dict[str, object]:
+def throughput(folder: Path, record_bytes: int, total: int, rooms: Sequence[memoryview]) -> dict[str, object]:
     """GB/s of payload, and how many times faster the raw disk is, for pages of one size."""
     layout = Layout(bytes(16), "benchmark", "bytes", record_bytes, 0)
     payload = memoryview(os.urandom(record_bytes + 64 * 2**20))
@@ -112,23 +116,29 @@ def throughput(folder: Path, record_bytes: int, total: int, pool: memoryview) ->
     total = len(records) * record_bytes
     raw, where = folder / "raw", folder / "store"
     times: dict[str, list[float]] = {}
+    busy: dict[str, list[float]] = {}
+
+    def timed(name: str, work: Callable[[], None]) -> None:
+        for kept, spent in zip((times, busy), measured(work), strict=True):
+            kept.setdefault(name, []).append(spent)
+
     for number in range(ROUNDS):
         shutil.rmtree(where, ignore_errors=True)
         raw.unlink(missing_ok=True)
         work = {
             "raw_write": lambda: raw_write(raw, records, record_bytes),
             "store_write": lambda: store_write(where, layout, records, record_bytes),
-            "raw_read": lambda: raw_read(raw, pool),
+            "raw_read": lambda: raw_read(raw, rooms[0]),
         }
         order = ("raw", "store") if number % 2 else ("store", "raw")
         for who in order:
-            times.setdefault(f"{who}_write", []).append(seconds(work[f"{who}_write"]))
+            timed(f"{who}_write", work[f"{who}_write"])
         drop_cached(raw, *(where / "segments").iterdir())
         store = DiskStore.open(where, layout, max_bytes=2**40)
-        work["store_read"] = lambda opened=store: store_load(opened, wanted, pool, record_bytes)
+        work["store_read"] = lambda opened=store: store_load(opened, wanted, rooms)
         for heat in ("cold", "warm"):
             for who in order:
-                times.setdefault(f"{who}_read_{heat}", []).append(seconds(work[f"{who}_read"]))
+                timed(f"{who}_read_{heat}", work[f"{who}_read"])
         store.close()
     shutil.rmtree(where)
     raw.unlink()
@@ -137,7 +147,14 @@ def throughput(folder: Path, record_bytes: int, total: int, pool: memoryview) ->
         for what in ("write", "read_cold", "read_warm")
     }
     rates = {name: spread([total / each / 1e9 for each in spent]) for name, spent in times.items()}
-    return {"page_bytes": record_bytes, "pages": len(records), "GB/s": rates, "raw_over_store": ratios}
+    cpu = {name: spread([each / total * 1e9 for each in spent]) for name, spent in busy.items()}
+    return {
+        "page_bytes": record_bytes,
+        "pages": len(records),
+        "GB/s": rates,
+        "raw_over_store": ratios,
+        "processor_s_a_GB": cpu,
+    }
 
 
 def opening(folder: Path, count: int) -> dict[str, object]:
@@ -175,8 +192,10 @@ def look_up(where: Path, layout: Layout, keys: Sequence[bytes]) -> dict[str, flo
         started = time.perf_counter()
         store = DiskStore.open(where, layout, max_bytes=2**40)
         spent[f"open_{heat}"] = time.perf_counter() - started
-        spent[f"chain_{heat}"] = seconds(lambda opened=store: _check(len(opened.known("page", keys)) == len(keys)))
+        spent[f"present_{heat}"] = seconds(lambda opened=store: _check(len(opened.present("page", keys)) == len(keys)))
+        spent["chain_whole_rows"] = seconds(lambda opened=store: _check(len(opened.known("page", keys)) == len(keys)))
         spent["chain_again"] = seconds(lambda opened=store: _check(len(opened.known("page", keys)) == len(keys)))
+        spent["present_again"] = seconds(lambda opened=store: _check(len(opened.present("page", keys)) == len(keys)))
         spent["single_gets_again"] = seconds(lambda opened=store: _check(all(opened.get("page", k) for k in keys)))
         store.close()
     return spent
@@ -188,10 +207,10 @@ def _check(right: bool) -> None:
 
 
 def line(figures: dict[str, Any]) -> str:
-    rates, ratios = figures["GB/s"], figures["raw_over_store"]
+    rates, ratios, busy = figures["GB/s"], figures["raw_over_store"], figures["processor_s_a_GB"]
     told = (
         f"{what} {rates[f'store_{what}']['median']:.2f} of {rates[f'raw_{what}']['median']:.2f} GB/s "
-        f"({ratios[what]['median']:.2f}x)"
+        f"({ratios[what]['median']:.2f}x, {busy[f'store_{what}']['median']:.2f} s of processors a GB)"
         for what in ("read_cold", "read_warm", "write")
     )
     return f"pages of {figures['page_bytes']:,} bytes: {', '.join(told)}; aim, cold: {AIM}x"
@@ -200,7 +219,7 @@ def line(figures: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, metavar="DIR", help="where the disk is that is measured")
-    parser.add_argument("--kib", default="122,1024,3072", help="sizes of a page (%(default)s)")
+    parser.add_argument("--kib", default="122,690,1024,3072", help="sizes of a page (%(default)s)")
     parser.add_argument("--mib", type=int, default=384, help="written and read, each way and round (%(default)s)")
     parser.add_argument("--pages", type=int, default=100_000, help="in the index that is opened (%(default)s)")
     parser.add_argument("--output", type=Path)
@@ -208,10 +227,10 @@ def main() -> None:
     folder = args.folder / "longread-store-benchmark"
     folder.mkdir()
     try:
-        pool = memoryview(bytearray(b"\1" * POOL_BYTES))
+        rooms = [memoryview(bytearray(b"\1" * ROOM_BYTES)) for _ in range(ROOMS)]
         rows = []
         for kib in map(int, args.kib.split(",")):
-            rows.append(throughput(folder, kib * 1024, args.mib * 2**20, pool))
+            rows.append(throughput(folder, kib * 1024, args.mib * 2**20, rooms))
             print(line(rows[-1]), flush=True)
         index = opening(folder, args.pages)
         print(json.dumps(index), flush=True)

@@ -141,11 +141,12 @@ class Tiers:
             keys = chain.page_hashes(at, min(at + batch, count))
             here = self.host.find("page", keys)
             on_disk = self._present("page", [key for key, known in zip(keys, here, strict=True) if known is None])
-            for page, (key, known) in enumerate(zip(keys, here, strict=True), at):
+            parents = [chain.page_hash(at - 1) if at else chain.root, *keys[:-1]]
+            for depth, (key, parent, known) in enumerate(zip(keys, parents, here, strict=True), at + 1):
                 if known is not None:
                     sources.append(Source(known, "host"))
-                elif key in on_disk:
-                    sources.append(Source(_page_of(chain, page), "disk"))
+                elif key in on_disk:  # its run is the chain's, and a book's are megabytes to copy
+                    sources.append(Source(Known("page", key, parent, depth, b"", False), "disk"))
                 else:
                     return shared, sources
             at, batch = at + batch, min(batch * 2, LOOKUP_LIMIT)
@@ -329,7 +330,7 @@ class Tiers:
             for at, parent in zip(range(depth, low, -1), ahead, strict=True):
                 tail, ring = self._tail(parent, ahead[parent], tails.get(parent, []))
                 if ring is None and at:
-                    ring = self._ring(_page_of(chain, at - 1), rings)
+                    ring = self._ring(parent, chain.page_hash(at - 2) if at > 1 else chain.root, at, rings)
                 if ring is not None:
                     tokens = at * PAGE_TOKENS + (len(tail.known.run) // ID_BYTES if tail is not None else 0)
                     return Found(chain, min(shared, at), tokens, pages[: max(at - shared, 0)], tail, ring)
@@ -345,7 +346,8 @@ class Tiers:
             if known.kind == "tail" and ahead.startswith(known.run):
                 tails[known.key] = Source(known, "host")
         for tail in sorted(tails.values(), key=lambda each: -len(each.known.run)):
-            ring = self._ring(tail.known, self._present("ring", [tail.known.key]))
+            key, depth = tail.known.key, tail.known.depth
+            ring = self._ring(key, parent, depth, self._present("ring", [key]))
             if ring is not None:
                 return tail, ring
         return None, None
@@ -365,12 +367,12 @@ class Tiers:
             found.tokens = start + best
         return found
 
-    def _ring(self, of: Known, on_disk: set[bytes]) -> Source | None:
-        """The ring behind a page or tail."""
-        known = self.host.get("ring", of.key)
+    def _ring(self, key: bytes, parent: bytes, depth: int, on_disk: set[bytes]) -> Source | None:
+        """The ring behind the page or tail of that identity."""
+        known = self.host.get("ring", key)
         if known is not None:
             return Source(known, "host")
-        return Source(Known("ring", of.key, of.parent, of.depth, b"", True), "disk") if of.key in on_disk else None
+        return Source(Known("ring", key, parent, depth, b"", True), "disk") if key in on_disk else None
 
     def _present(self, kind: Kind, keys: Sequence[bytes]) -> set[bytes]:
         """Which of these the disk has."""
@@ -447,10 +449,3 @@ class Tiers:
         for move in transfer.moves:
             if move.data is not None:
                 self.host.release(move.known.kind, move.known.key)
-
-
-def _page_of(chain: TokenChain, page: int) -> Known:
-    """What a record of a full page of this chain is, but for its run: the chain has that, and a book's are megabytes to
-    copy.
-    """
-    return Known("page", chain.page_hash(page), chain.page_hash(page - 1) if page else chain.root, page + 1, b"", False)

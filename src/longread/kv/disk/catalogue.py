@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
 
-from longread.kv.disk.ahead import Spot, spot_of
+from longread.kv.disk.ahead import Spot
 from longread.kv.disk.format import HEADER_BYTES, Head, fault
+from longread.kv.disk.keys import BATCH, Keys
 from longread.kv.disk.segments import Place, is_segment_name
 from longread.kv.records import CONTENT_ROOT, KINDS, Kind, Known, Layout, Record, chain_key
 from longread.spec.errors import StoreDamagedError, StoreError, StoreFullError, StoreReadOnlyError, StoreVersionError
@@ -31,8 +32,6 @@ Types = Sequence[type | UnionType | None]
 LAYOUT_TYPES: Types = (int, bytes, str, str, int, int)
 UNKNOWN = "?"  # dtype of a root whose description was lost with a damaged index
 CACHED_ROWS = 16_384  # of about 1.5 KB each
-CACHED_NUMBERS = 65_536  # of each kind, of about 150 bytes each
-BATCH = 500  # keys of one query; SQLite's own limit is 999 in old builds
 
 _TABLES = """
 CREATE TABLE roots (
@@ -57,12 +56,6 @@ _ROWS = """
 SELECT r.id, r.kind, r.key, r.parent, r.depth, coalesce(u.run, x''), s.name, r.offset, r.size,
        EXISTS (SELECT 1 FROM records g WHERE g.key = r.key AND g.kind = 2), s.bytes
 FROM records r JOIN segments s ON s.id = r.segment LEFT JOIN runs u ON u.record = r.id
-"""
-
-
-_SPOTS = """
-SELECT r.id, r.key, r.parent, r.depth, s.name, r.offset, r.size, s.bytes
-FROM records r JOIN segments s ON s.id = r.segment
 """
 
 
@@ -93,9 +86,7 @@ class Catalogue:
         self._scan_lock = threading.Lock()
         self._write_lock = threading.RLock()
         self._cache: dict[tuple[int, bytes], Row] = {}
-        self._numbers: dict[Kind, dict[bytes, int]] = {
-            kind: {} for kind in KINDS
-        }  # of rows that were asked for only so
+        self._keys = Keys()
         self._version = -1
         with translated(path), ExitStack() as opened:
             self._writer = None
@@ -187,37 +178,23 @@ class Catalogue:
         return rows
 
     def numbers(self, kind: Kind, keys: Sequence[bytes]) -> dict[bytes, int]:
-        """The numbers of the rows of those keys that are there. From SQLite's own index alone: a twentieth of the time
-        of ``get_many``, and a row that contradicts itself is among them until somebody has read it whole.
+        """The numbers of the rows of those keys that are there: a small part of the time of ``get_many``, and a row
+        that contradicts itself is among them until somebody has read it whole.
         """
-        cache, sql = self._numbers[kind], "SELECT key, id FROM records WHERE key IN ({}) AND kind = {}"
         with self._read_lock, translated(self.path):
             self._refresh()
-            if len(cache) + len(keys) > CACHED_NUMBERS:
-                cache.clear()
-            missing = [key for key in keys if key not in cache]
-            for start in range(0, len(missing), BATCH):
-                part = missing[start : start + BATCH]
-                cache.update(self._reader.execute(sql.format(",".join("?" * len(part)), KINDS.index(kind)), part))
-            found = [(key, cache[key]) for key in keys if key in cache]
-        return {key: number for key, number in found if number not in self._unsound}
+            found = self._keys.numbers(self._reader, kind, keys)
+        return {key: number for key, number in found.items() if number not in self._unsound}
 
     def spots(self, kind: Kind, keys: Sequence[bytes]) -> list[Spot]:
-        """Where the records of those keys lie that are there, in any order: what is needed to read them, without their
-        runs.
-        """
-        number, spots = KINDS.index(kind), []
+        """Where the records of those keys lie that are there, in any order: what is needed to read them."""
         with self._read_lock, translated(self.path):
-            for start in range(0, len(keys), BATCH):
-                part = keys[start : start + BATCH]
-                sql = f"{_SPOTS}WHERE r.key IN ({','.join('?' * len(part))}) AND r.kind = {number}"
-                for found in self._reader.execute(sql, part):
-                    spot = spot_of(kind, found)
-                    if spot is not None:
-                        spots.append(spot)
-                    else:
-                        self._note_unsound(found[0])
-        return spots
+            self._refresh()
+            found = list(self._keys.spots(self._reader, kind, keys))
+        for each in found:
+            if not isinstance(each, Spot):
+                self._note_unsound(each)
+        return [each for each in found if isinstance(each, Spot)]
 
     def nearest(self, parent: bytes, ahead: bytes) -> list[Row]:
         """The pages and tails after ``parent`` whose runs stand next to ``ahead`` in the order of bytes, on both sides:
@@ -321,8 +298,7 @@ class Catalogue:
         if version != self._version:
             self._version = version
             self._cache.clear()
-            for numbers in self._numbers.values():
-                numbers.clear()
+            self._keys.forget()
 
     def _accept(self, found: tuple) -> Row | None:
         row = row_of(found)
