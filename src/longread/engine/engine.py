@@ -103,7 +103,7 @@ class LocalEngine:
         (KeyboardInterrupt, SystemExit) passes through; the requests whose state it may have torn are cancelled.
         """
         if self._tiers is not None:
-            self._tiers.work()
+            self._tiers.work()  # a launched step is computed meanwhile; behind it this would wait for the next one
         if not self._requests and not self._events:
             self._rest()
             return ()
