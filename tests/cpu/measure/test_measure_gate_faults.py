@@ -60,12 +60,14 @@ def test_another_chunk_size_passes(base: Sayings) -> None:
 def test_an_ignored_temperature_fails_and_the_rest_of_exactness_holds() -> None:
     outcome = gate("temperature ignored", None, (0,))
     assert failed(outcome) == {"temperature 0.5"}, outcome.levels
+    assert outcome.levels[0].notes[0].startswith("the limit of float32, as the server tells")
 
 
 def test_bfloat16_rounds_by_more_than_float32_may_and_passes_by_its_own_limits() -> None:
     outcome = gate("none", None, (0,), "bfloat16")
     judged = {f.name: f for f in outcome.levels[0].findings}
-    assert outcome.verdict == "PASS" and outcome.levels[0].notes[0].startswith("the limits of bfloat16"), judged
+    assert outcome.verdict == "PASS", judged
+    assert outcome.levels[0].notes[0].startswith("the limits of bfloat16 and FP8 (bfloat16, as the server tells)")
     gap = judged["tail_gap"].value
     assert gap is not None and gap > built_in("lossless")["logprob_gap"]
 
