@@ -12,7 +12,6 @@ over root and tokens, so whatever is found under a key is that prefix's state in
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -21,7 +20,7 @@ from longread.kv.cache import KVCache
 from longread.kv.chain import ID_BYTES, TokenChain, common_tokens
 from longread.kv.host import HostArena
 from longread.kv.index import Entry
-from longread.kv.lease import Lease, RecordStore
+from longread.kv.lease import Lease, Load, RecordStore
 from longread.kv.persist import Persister
 from longread.kv.policy import WAIT_GAIN
 from longread.kv.records import Kind, Known
@@ -172,17 +171,19 @@ class Tiers:
     def start(self, found: Found) -> Transfer:
         """Reserve pages and hand the load to the loader. Raises CapacityError, and then nothing is held."""
         data: dict[tuple[Kind, bytes], memoryview] = {}
-        with ExitStack() as undo:
+        load: Load | None = None
+        try:
             # Held first: winning pages evicts others, which move into the arena and may push these out. From the
             # deepest on, so that the root is used last: without it the others cannot be reached.
             for source in reversed(found.sources):
                 if source.tier == "host":
                     ref = (source.known.kind, source.known.key)
                     data[ref] = self.host.hold(*ref)
-                    undo.callback(self.host.release, *ref)
             wanted = len(found.pages) + (found.tail is not None)
             load = self._cache.begin_load(found.chain, found.shared, wanted, found.ring is not None)
-            undo.pop_all()
+        finally:
+            for ref in data if load is None else ():
+                self.host.release(*ref)
         targets = load.pages[found.shared :] + ([load.row] if load.row is not None else [])
         moves = [
             Move(source.known, source.tier, target, data.get((source.known.kind, source.known.key)))

@@ -103,11 +103,11 @@ def ask(engine: LocalEngine, ids: tuple[int, ...]) -> tuple[list[int], FinishEve
     return tokens, end
 
 
-@pytest.mark.parametrize("more", [0, 1, 40, 700])
-def test_a_suffix_is_computed_while_its_pages_come(model: Path, late_engine: LocalEngine, more: int) -> None:
-    """The same prompt, a row, a short chunk and a long one; then again from the device."""
+@pytest.mark.parametrize(("kept", "more"), [(LENGTH, 0), (1280, 1), (LENGTH, 40), (LENGTH, 700)])
+def test_a_suffix_is_computed_while_its_pages_come(model: Path, late_engine: LocalEngine, kept: int, more: int) -> None:
+    """The same prompt; behind a landing point a row, a short chunk and a long one. Then again from the device."""
     book, other = prompt(LENGTH, 1), prompt(LENGTH + 900, 2)
-    asked = (*book, *prompt(more, 3))
+    asked = (*book[:kept], *prompt(more, 3))
     expected = answers(cpu_engine(model), [asked])[0]
     ask(late_engine, book)
     ask(late_engine, other)  # needs the room
@@ -115,6 +115,7 @@ def test_a_suffix_is_computed_while_its_pages_come(model: Path, late_engine: Loc
     tokens, end = ask(late_engine, asked)
     assert tokens == expected
     assert end.reuse is not None and end.reuse.host_tokens > 500
+    assert more != 1 or end.times.prefill_tokens == 1
     assert Poisoned.loads > 1 and link(late_engine).late > before
     assert ask(late_engine, asked)[0] == expected
     late_engine._cache.check()
