@@ -90,8 +90,8 @@ class Contents:
         for page, record in zip(pages, data, strict=True):
             self.write_page(page, record)
 
-    def begin_page(self, page: int, data: memoryview) -> None:
-        self.write_page(page, data)
+    def rooms(self) -> Sequence[memoryview]:
+        return ()
 
     def layered(self, pages: Sequence[int], data: Sequence[memoryview]) -> Callable[[], Arrival] | None:
         return None

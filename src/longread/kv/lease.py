@@ -44,7 +44,7 @@ class StateStore(Protocol):
 class RecordStore(Protocol):
     """Moves content between the storage and records (kv/records.py); implemented over tensors.
 
-    ``write_*``, ``begin_page``, ``layered``, ``finish`` and ``after`` may be called on another thread, for pages and
+    ``write_*``, ``layered``, ``finish`` and ``after`` may be called on another thread, for pages and
     rows that are reserved for it. A storage on a device moves records behind the caller's back; ``settle``, ``fence``
     and ``after`` say how far. Memory that a ``HostArena`` got from it it reaches by itself: there a record that was
     read is whole only after ``settle``, or for writes that come ``after`` a later ``fence``. Any other memory is done
@@ -72,10 +72,8 @@ class RecordStore(Protocol):
         """Several; whole on return."""
         ...
 
-    def begin_page(self, page: int, data: memoryview) -> None:
-        """``write_page`` of memory that no ``HostArena`` has, without waiting for a device: the memory is done with on
-        return, the page is whole behind ``finish``.
-        """
+    def rooms(self) -> Sequence[memoryview]:
+        """Memory that records of a disk are best read to on their way here, each room for the longest; none: any."""
         ...
 
     def layered(self, pages: Sequence[int], data: Sequence[memoryview]) -> Callable[[], Arrival] | None:

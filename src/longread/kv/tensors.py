@@ -23,6 +23,8 @@ from longread.spec.state import StateGroup
 # Bytes of a storage or a record in main memory. Torch would copy with a team of threads for every thread that asks,
 # which get in each other's and the model's way.
 _Bytes: TypeAlias = NDArray[np.uint8]
+# That records of a disk are read to, while one is copied from: a millisecond of most disks.
+ROOMS, ROOM_BYTES = 5, 12 * 2**20
 PAGES_AT_ONCE = 256  # that a load brings before it looks whether it is still wanted: 4 ms of V4-Flash's
 
 
@@ -34,7 +36,7 @@ class StateTensors:
     buffer between a device and main memory; None: what suits the device, and none on a CPU, where a record is copied
     to and from its places directly. ``spread``: how a device reads pinned memory by itself (kernels/records); without
     it, and without a staging buffer, every load is waited for. All methods but those of loads (``write_*``,
-    ``begin_page``, ``layered``, ``finish``, ``after``) belong to the thread that runs the model, on the stream that its
+    ``rooms``, ``layered``, ``finish``, ``after``) belong to the thread that runs the model, on the stream that its
     work is put on. ``arrivals``: pages that are on their way; what else is put on that stream asks it first.
     """
 
@@ -73,6 +75,7 @@ class StateTensors:
         self._copies: DeviceCopies | None = None
         self._layered: LayerLoads | None = None
         self.arrivals = Arrivals()
+        self._rooms: list[memoryview] = []
         self.pages_at_once = 1
         if staging is not None or place.type != "cpu":
             longest = max(self.page_bytes, self.ring_bytes)
@@ -141,11 +144,13 @@ class StateTensors:
     def write_page(self, page: int, data: memoryview) -> None:
         self.write_pages([page], [data])
 
-    def begin_page(self, page: int, data: memoryview) -> None:
-        if self._copies is not None:
-            self._copies.write(self._staged_pages, [page], [data])
-            return
-        self.write_pages([page], [data])
+    def rooms(self) -> Sequence[memoryview]:
+        if self._copies is None:
+            return ()
+        if not self._rooms:  # only where a disk is loaded from
+            size = max(ROOM_BYTES, self.page_bytes, self.ring_bytes)
+            self._rooms = [self._copies.allocate(size) for _ in range(ROOMS)]
+        return self._rooms
 
     def layered(self, pages: Sequence[int], data: Sequence[memoryview]) -> Callable[[], Arrival] | None:
         if self._layered is None or self._copies is None or not pages:

@@ -127,7 +127,7 @@ def test_pages_that_were_begun_are_whole_when_they_are_finished(staging: int, de
                 made[:] = memory
                 staged.write_page(page, made)
             else:
-                staged.begin_page(page, memoryview(memory))
+                staged.write_page(page, memoryview(memory))
             memory[:] = b"x" * len(memory)
         staged.finish()
 
