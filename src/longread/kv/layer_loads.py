@@ -4,6 +4,7 @@ Knows records as the parts of storages, ranges of layers and a link; not whose t
 (``arrivals``). Nothing is staged: ``Spread`` reads the records where they lie and writes each layer's part to its page.
 """
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ class Spread(Protocol):
     """Layers first .. stop - 1 of a storage's part of records in pinned memory, each to its place (kernels/records)."""
 
     def __call__(
-        self, memory: Tensor, starts: Tensor, places: Tensor, storage: Tensor, at: int, layers: Layers
+        self, memory: Tensor, starts: Tensor, places: Tensor, storage: Tensor, at: int, layers: Layers, aligned: int
     ) -> None: ...
 
 
@@ -137,6 +138,7 @@ class LayerLoads:
         self._spread, self._device = spread, parts.storages[0].device
         self.firsts, self.least_bytes = first_layers(layers), LEAST_BYTES
         self.link = link_of(copies, len(self.firsts))
+        self._bytes = parts.bytes
         self._ranges: list[list[tuple[Tensor, int, Layers]]] = []
         for low, high in pairwise((*self.firsts, 1 + max(own[-1] for own in layers))):
             at, found = 0, []
@@ -150,8 +152,11 @@ class LayerLoads:
     def begin(self, memory: Tensor, starts: Sequence[int], places: Sequence[int]) -> Arrival:
         """Records, from these bytes of ``memory`` on, to their places: all copies are put on the link, all marks made.
 
-        ``memory`` must stay as it is until the load is over.
+        ``memory`` must stay as it is until the load is over. Raises ValueError where ``starts`` are no multiples of a
+        record's bytes, as they are in an arena: kernels are made for that alignment.
         """
+        if math.gcd(*starts) % self._bytes:
+            raise ValueError(f"records of {self._bytes} bytes must begin at multiples of that, not at {starts[:3]}...")
         ended = self.link.begin()
         given: list[Tensor] = []
         self.link.run(lambda: given.extend(indices((starts, places), self._device)))
@@ -163,7 +168,7 @@ class LayerLoads:
     def _bring(self, memory: Tensor, given: Sequence[Tensor], parts: Sequence[tuple[Tensor, int, Layers]]) -> None:
         starts, places = given
         for storage, at, layers in parts:
-            self._spread(memory, starts, places, storage, at, layers)
+            self._spread(memory, starts, places, storage, at, layers, self._bytes)
 
     def finish(self) -> None:
         """Wait until every load that was begun is over."""

@@ -19,13 +19,16 @@ PLACES, LAYERS, ROWS = 19, 5, 4
     ids=str,
 )
 @pytest.mark.parametrize("count", [1, 2, 7, PLACES])
-def test_any_layers_of_any_records(width: int, dtype: torch.dtype, count: int, device: str) -> None:
-    """Between other parts of the record, in no order; what is not meant stays as it was."""
+@pytest.mark.parametrize("odd", [0, 1, 8])
+def test_any_layers_of_any_records(width: int, dtype: torch.dtype, odd: int, count: int, device: str) -> None:
+    """Between other parts of the record, in no order; what is not meant stays as it was. Records begin less even than
+    their parts do.
+    """
     g = torch.Generator().manual_seed(width + count)
     got = torch.full((LAYERS, PLACES, ROWS, width), 7, dtype=dtype, device=device)
     want = got.cpu()
     part = ROWS * width * got.element_size()
-    size, at = part * (LAYERS + 2), part
+    size, at = part * (LAYERS + 2) + odd, part
     memory = torch.randint(0, 256, (size * (PLACES + 1),), generator=g, dtype=torch.uint8)
     pinned = memory.pin_memory() if device == "cuda" else memory
     starts = torch.randperm(PLACES + 1, generator=g)[:count] * size
@@ -33,14 +36,14 @@ def test_any_layers_of_any_records(width: int, dtype: torch.dtype, count: int, d
     for layers in ((2, 2), (1, 2), (0, LAYERS), (3, LAYERS)):
         for programs, vectors in ((1, 32), (3, 128)):
             fast.spread(
-                pinned, starts.to(device), places.to(device), got, at, layers, programs=programs, vectors=vectors
+                pinned, starts.to(device), places.to(device), got, at, layers, size, programs=programs, vectors=vectors
             )
-        ref.spread(memory, starts, places, want, at, layers)
+        ref.spread(memory, starts, places, want, at, layers, size)
         assert torch.equal(got.cpu().view(torch.uint8), want.view(torch.uint8))
 
 
 def test_no_records(device: str) -> None:
     got = torch.full((2, 3, 4, 8), 7, dtype=torch.uint8, device=device)
     none = torch.zeros(0, dtype=torch.int64, device=device)
-    fast.spread(torch.zeros(64, dtype=torch.uint8), none, none, got, 0, (0, 2))
+    fast.spread(torch.zeros(64, dtype=torch.uint8), none, none, got, 0, (0, 2), 64)
     assert (got == 7).all()

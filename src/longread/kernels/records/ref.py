@@ -9,13 +9,14 @@ from torch import Tensor
 
 
 def spread(
-    memory: Tensor, starts: Tensor, places: Tensor, storage: Tensor, at: int, layers: tuple[int, int]
+    memory: Tensor, starts: Tensor, places: Tensor, storage: Tensor, at: int, layers: tuple[int, int], aligned: int
 ) -> None:  # fmt: skip
     """Layers first .. stop - 1 of a storage's part of n records, each to its place of ``storage``.
 
     memory: uint8 [bytes], which the device must be able to read: a GPU reads pinned main memory. starts: int64 [n], the
     first byte of each record in it. places: int64 [n], all different. storage: [layers, places, ..] of any dtype,
-    contiguous. at: bytes from a record's start to the storage's part of it.
+    contiguous. at: bytes from a record's start to the storage's part of it. aligned: bytes that all ``starts`` are
+    multiples of; the same for all records of a kind, since a kernel is made for it.
     """
     flat = storage.view(torch.uint8).flatten(2)
     first, stop = layers

@@ -26,20 +26,22 @@ def spread(
     storage: Tensor,
     at: int,
     layers: tuple[int, int],
+    aligned: int,
     *,
     programs: int = PROGRAMS,
     vectors: int = VECTORS,
     warps: int = WARPS,
 ) -> None:
-    """See ``ref.spread``. ``starts`` must be multiples of what divides 16, ``at`` and a layer's bytes at a place."""
+    """See ``ref.spread``. Copied 16 bytes at a time, or what divides all of ``aligned``, ``at`` and a layer's bytes."""
     flat = storage.view(torch.uint8).flatten(2)
     (first, stop), width = layers, flat.shape[2]
-    vector = math.gcd(16, at, width, flat.data_ptr())
+    vector = math.gcd(16, aligned, at, width, flat.data_ptr(), memory.data_ptr())
     unit = min(vector, 8)
     count = starts.shape[0]
     if not count or stop == first:
         return
-    given = memory.view(UNITS[vector]), flat.view(UNITS[vector])
+    whole = memory[: memory.shape[0] // unit * unit]  # behind the records there may be others of odd sizes
+    given = whole.view(UNITS[vector]), flat.view(UNITS[vector])
     _spread[(programs,)](
         *given, starts, places,
         count * (stop - first) * (width // vector), (stop - first) * (width // vector), width // vector,
