@@ -17,7 +17,7 @@ pytest.importorskip("triton")
 from triton.runtime import interpreter
 
 from longread.kernels.cache_rows.ref import pack_index, unpack_index
-from longread.kernels.indexer import ref, topk
+from longread.kernels.indexer import ref, score_gluon, topk
 from longread.kernels.indexer import triton as kernels
 from longread.kernels.places import Chunk, Rows
 
@@ -267,6 +267,15 @@ def test_a_chunk_at_real_sizes(device: str, seed: int, start: int, length: int, 
     assert torch.equal(got, kernels.choose_chunk(q, w, keys, where, top_k))
     some = torch.arange(0, length, max(1, length // 64), device=device)
     _same_quality(got[some], want[some], ref._scaled_scores(q[some], w[some], keys), fp8)
+
+
+@pytest.mark.parametrize(
+    "tiles, n, programs", [(64, 129024, 128), (66, 131072, 132), (256, 32768, 256), (1024, 2048, 1024), (2, 40000, 70)]
+)
+def test_programs_fill_the_processors_with_few_beginnings(tiles: int, n: int, programs: int) -> None:
+    span = score_gluon._span(tiles, n, 132)
+    assert span % score_gluon.STEP == 0
+    assert tiles * -(-n // span) == programs
 
 
 @pytest.mark.skipif(interpreted, reason="real sizes")

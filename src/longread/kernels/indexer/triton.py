@@ -257,16 +257,15 @@ def _scored_chunk(
     top_k: int,
     how: topk.Plan,
 ) -> None:
-    by_hand = HOPPER and keys.scales is not None and nq == score_gluon.QUERIES and score_gluon.serves(q)
-    rows, tiles = max(score_gluon.STEP if by_hand else ROWS["chunk"], how.size), -(-count // nq)
+    if HOPPER and keys.scales is not None and score_gluon.serves(q):
+        score_gluon.launch(
+            q, w, keys.values, keys.scales, positions, logits, maxima, first, count, n, RATIO, top_k, how.size
+        )
+        return
+    rows, tiles = max(ROWS["chunk"], how.size), -(-count // nq)
     pieces = max(1, min(-(-PROGRAMS["chunk"] // tiles), n // 1024))
     span = -(-n // (pieces * rows)) * rows
     grid = (tiles, -(-n // span))
-    if by_hand and keys.scales is not None:
-        score_gluon.launch(
-            grid, q, w, keys.values, keys.scales, positions, logits, maxima, first, n, span, RATIO, top_k, how.size
-        )
-        return
     _score_chunk[grid](
         q,
         w,
