@@ -81,7 +81,9 @@ def test_a_suffix_says_the_same_of_pages_on_their_way(engine: LocalEngine, more:
     asked = (*book, *ids(more, 2000 + more))
     ask(engine, book, "there")
     want, end = ask(engine, asked, "there")
-    assert end.reuse is not None and end.reuse.device_tokens == BOOK
+    assert end.reuse is not None
+    landed = end.reuse.device_tokens
+    assert BOOK - 1 <= landed <= BOOK  # of two landing points a token apart one is kept
     ask(engine, book, "away")
     ask(engine, other)  # needs the room
     compiled: list[object] = []
@@ -90,7 +92,7 @@ def test_a_suffix_says_the_same_of_pages_on_their_way(engine: LocalEngine, more:
         found, end = ask(engine, asked, "away")
     finally:
         triton.knobs.runtime.jit_post_compile_hook = None
-    assert end.reuse is not None and end.reuse.reused_tokens == BOOK and end.reuse.host_tokens > BOOK // 2
+    assert end.reuse is not None and end.reuse.reused_tokens == landed and end.reuse.host_tokens > BOOK // 2
     assert found == want
     assert not compiled, "a kernel was compiled while the engine served"
     engine._cache.check()

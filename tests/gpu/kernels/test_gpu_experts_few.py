@@ -92,13 +92,13 @@ def test_real_sizes(device: str, kind: str, k: int, d: int, limit: float | None,
     assert torch.equal(got, run(c))
 
 
-@pytest.mark.parametrize("t", [1, 9])
+@pytest.mark.parametrize("t", [2, 9])
 @real_sizes
 def test_weights_by_way_of_shared_memory(device: str, t: int) -> None:
     """The kernels of few_gluon: experts missing, a token without any, NaN in its row, tiles of both kinds."""
     c = case("fp4", t, 6, 16, 4096, 2048, device)
     c["ids"][0, 2] = -1
-    if t > 1:
+    if t > 3:
         c["ids"][3] = -1
     w, pairs = ref.prepare(c["w"]), c["ids"].numel()
     assert few_gluon.fits(c["q"], w)
@@ -107,13 +107,12 @@ def test_weights_by_way_of_shared_memory(device: str, t: int) -> None:
         order, experts, count = few.blocks_of(c["ids"], 16)
         y = few_gluon.products(c["q"], order, experts, count, pairs, w, c["limit"], (first, second))
         check(c, few.summed(y, c["ids"], c["weights"], c["shared"]))
-    if t > 1:
-        clean = run(c)
-        c["q"].scales[1] = float("nan")
-        got = run(c)
-        assert got[1].isnan().all()
-        kept = [i for i in range(t) if i != 1]
-        assert torch.equal(got[kept], clean[kept])
+    clean = run(c)
+    c["q"].scales[1] = float("nan")
+    got = run(c)
+    assert got[1].isnan().all()
+    kept = [i for i in range(t) if i != 1]
+    assert torch.equal(got[kept], clean[kept])
 
 
 def test_a_tokens_bits_do_not_depend_on_the_others(device: str) -> None:

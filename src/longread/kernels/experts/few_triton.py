@@ -482,8 +482,6 @@ def experts(
     (tokens, top_k), (count, rows, _), d = ids.shape, w.w13.shape, w.w2.shape[1]
     ids, weights = ids.contiguous(), weights.contiguous()
     if config is None and few_gluon.fits(q, w):
-        if tokens == 1:
-            return few_gluon.alone(q, ids, weights, w, limit, shared)
         y = few_gluon.products(q, *blocks_of(ids, count), ids.numel(), w, limit)
         return summed(y, ids, weights, shared)
     config = config or chosen(w.kind, tokens)
