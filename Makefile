@@ -3,6 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SOURCES := src tests scripts benchmarks models training
 CHECKPOINT ?= reader-v4
+OUTPUT ?= bench-cpu.json
 
 .PHONY: demo serve test check format bench clean
 
@@ -27,7 +28,7 @@ format: .venv/dev
 	$(BIN)/ruff check --fix $(SOURCES)
 
 bench: .venv/dev
-	$(BIN)/longread bench cpu --output results/cpu.json $(ARGS)
+	$(BIN)/longread bench cpu --output $(OUTPUT) $(ARGS)
 
 clean:
 	rm -rf .venv

@@ -20,7 +20,8 @@ import time
 import traceback
 from array import array
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -34,7 +35,8 @@ from longread.kv.disk.store import DiskStore
 from longread.kv.host import HostArena
 from longread.kv.records import Layout
 from longread.kv.tensors import StateTensors
-from longread.kv.tiers import Tiers
+from longread.kv.tiers import Found, Tiers
+from longread.kv.transfer import Transfer
 from longread.measure.probe_disk import measure_disk
 from longread.measure.result import this_commit, this_machine
 from longread.plan.machine import probe_machine
@@ -288,14 +290,40 @@ def _tensors(driver: Driver) -> StateTensors:
     return store
 
 
+@contextmanager
+def _transfers(driver: Driver) -> Iterator[list[Transfer]]:
+    """The loads that begin in here."""
+    tiers, begun = driver.engine._tiers, []
+    assert tiers is not None
+    start = tiers.start
+
+    def noted(found: Found) -> Transfer:
+        begun.append(start(found))
+        return begun[-1]
+
+    tiers.start = noted  # type: ignore[method-assign]
+    try:
+        yield begun
+    finally:
+        tiers.start = start  # type: ignore[method-assign]
+
+
 def _loaded(driver: Driver, ids: Sequence[int], tier: str) -> dict[str, Any]:
-    """One request whose prompt has to come from ``tier``: with the bytes that it brought and their rate."""
-    row = driver.ttft(ids)
+    """One request whose prompt has to come from ``tier``: with the bytes that it brought and their rate.
+
+    ``load_s``: what it waited before it began to compute; ``link_s``: from the first byte to the last, which of a load
+    layer by layer is beside the computing.
+    """
+    with _transfers(driver) as begun:
+        row = driver.ttft(ids)  # until nothing is left to do, so every load is over
     del row["steps_s"]
     tensors, tokens = _tensors(driver), row["reused"][("device", "host", "disk").index(tier)]
     size = -(-tokens // PAGE_TOKENS) * tensors.page_bytes + tensors.ring_bytes
-    seconds = row["parts_s"].get(f"load_{tier}", 0.0)
-    return row | {"bytes": size, "load_s": seconds, "B/s": size / seconds if seconds else None}
+    waited = row["parts_s"].get(f"load_{tier}", 0.0)
+    layered = [each.arrival.seconds() for each in begun if each.arrival is not None]
+    seconds = sum(layered) if layered else waited
+    row |= {"bytes": size, "load_s": waited, "link_s": seconds, "layer_by_layer": bool(layered)}
+    return row | {"B/s": size / seconds if seconds else None}
 
 
 def _longest(driver: Driver, args: argparse.Namespace, seed: int) -> tuple[Callable[[int], list[int]], dict[str, Any]]:

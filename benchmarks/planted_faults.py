@@ -3,6 +3,7 @@ base and writes which level caught it, after how many samples. Changes that chan
 
     python benchmarks/planted_faults.py --jobs 9 --threads 2                  # all; about 8 minutes on 16 quiet cores
     python benchmarks/planted_faults.py --only "temperature ignored" --lengths 1K --documents 3 --jobs 1
+    python benchmarks/planted_faults.py --dtype bfloat16 --levels 0 --only "stale ring on a hit" --lengths 1K
 
 Each fault has a process of its own, with its server in it; ``--budget`` bounds each of them. Result:
 results/gate-faults.json.
@@ -38,6 +39,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--documents", type=int, default=8)
     parser.add_argument("--levels", default="0,1,2,3,4")
     parser.add_argument("--profile", default="lossless")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the readers")
     parser.add_argument("--budget", type=float, default=240.0, help="seconds of one fault")
     parser.add_argument("--jobs", type=int, default=1, help="faults at once")
     parser.add_argument("--threads", type=int, default=2, help="of each")
@@ -78,7 +80,7 @@ def child(args: argparse.Namespace) -> None:
             address, lengths=at, documents=args.documents, levels=chosen, seconds=left, concurrency=4, fresh=1
         )
 
-    with faulty_server(fault, room, HELD * -(-room // PAGE)) as address:
+    with faulty_server(fault, room, HELD * -(-room // PAGE), args.dtype) as address:
         if args.child == "base":
             asyncio.run(make_base(settings((1, 2, 3, 4), lengths), None, say)).write(args.output)
             return
@@ -101,7 +103,7 @@ def start(args: argparse.Namespace, kind: str, fault: str, base: Path | None, ou
     threads = args.threads if base is not None else args.threads * min(args.jobs, 4)
     command = [sys.executable, __file__, "--child", kind, "--fault", fault, "--output", str(output)]
     command += ["--lengths", args.lengths, "--documents", str(args.documents), "--levels", args.levels]
-    command += ["--profile", args.profile, "--budget", str(budget), "--threads", str(threads)]
+    command += ["--profile", args.profile, "--dtype", args.dtype, "--budget", str(budget), "--threads", str(threads)]
     if base is not None:
         command += ["--base", str(base)]
     begun = time.perf_counter()
@@ -190,6 +192,7 @@ def main() -> int:
         "lengths": args.lengths,
         "documents": args.documents,
         "profile": args.profile,
+        "dtype": args.dtype,
         "rows": rows,
     }
     args.output.parent.mkdir(parents=True, exist_ok=True)

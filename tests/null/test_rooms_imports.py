@@ -32,7 +32,7 @@ TORCH_FREE_ROOMS: dict[str, set[str]] = {
     "wire": set(),
     "plan": set(),
     "server": set(),
-    "kv": {"longread.kv.tensors", "longread.kv.device_copies"},
+    "kv": {"longread.kv.tensors", "longread.kv.device_copies", "longread.kv.layer_loads"},
     "cli": set(),
 }
 TORCH_FREE_MODULES = (

@@ -5,9 +5,10 @@ Torch-free. ``expected_*`` say what must be there for a token sequence, so a wro
 """
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
+from longread.kv.arrivals import Arrival, Arrivals
 from longread.spec.state import PAGE_TOKENS, StateGroup
 
 ROWS_ONLY = (StateGroup("latent", "rows", (0, 1), 4),)
@@ -42,6 +43,7 @@ class Contents:
         self.page_bytes = 8 * sum(PAGE_TOKENS // grain for grain in self.grains)
         self.ring_bytes = 8 if self.rings else 0
         self.pages_at_once = 1
+        self.arrivals = Arrivals()
 
     def _enter(self, name: str) -> None:
         if self.fail == name:
@@ -88,8 +90,13 @@ class Contents:
         for page, record in zip(pages, data, strict=True):
             self.write_page(page, record)
 
-    def begin_page(self, page: int, data: memoryview) -> None:
-        self.write_page(page, data)
+    def rooms(self) -> Sequence[memoryview]:
+        return ()
+
+    def layered(self, pages: Sequence[int], data: Sequence[memoryview]) -> Callable[[], Arrival] | None:
+        return None
+
+    def taken(self, pages: Sequence[int]) -> None: ...
 
     def finish(self) -> None: ...
 

@@ -1,6 +1,4 @@
-"""Contents of a storage on a device: a record of the arena is filled late, at ``settle`` or behind a ``fence``, and a
-page that is begun is written at ``finish``.
-"""
+"""Contents of a storage on a device: a record of the arena is filled late, at ``settle`` or behind a ``fence``."""
 
 import threading
 from collections.abc import Sequence
@@ -21,7 +19,6 @@ class LateContents(Contents):
         self._lock = threading.Lock()
         self._late: list[tuple[memoryview, bytes]] = []
         self._done = 0  # of all late records so far
-        self._begun: list[tuple[int, bytes]] = []
 
     def allocate_host(self, size: int) -> memoryview:
         self._memory.append(bytearray(b"\x81" * size))
@@ -36,14 +33,6 @@ class LateContents(Contents):
         content = bytearray(self.ring_bytes)
         super().read_ring(snapshot, memoryview(content))
         self._leave(into, content)
-
-    def begin_page(self, page: int, data: memoryview) -> None:
-        self._begun.append((page, bytes(data)))
-
-    def finish(self) -> None:
-        for page, content in self._begun:
-            self.write_page(page, memoryview(content))
-        self._begun.clear()
 
     def settle(self) -> None:
         with self._lock:

@@ -4,7 +4,7 @@
 """
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 
 from longread.kv.records import CONTENT_ROOT, Kind, Known, Layout, Record, Verdict, chain_key
@@ -80,11 +80,19 @@ class MemoryDisk:
         into[:] = record.payload
         return "whole"
 
-    def stream(self, wanted: Sequence[tuple[Kind, bytes]]) -> Iterator[tuple[Verdict, memoryview]]:
-        for kind, key in wanted:
-            record = self.records.get((kind, key))
-            into = memoryview(bytearray(len(record.payload) if record is not None else 0))
-            yield self.fetch(kind, key, into), into
+    def batches(
+        self, wanted: Sequence[tuple[Kind, bytes]], rooms: Sequence[memoryview] = ()
+    ) -> Generator[Sequence[tuple[Verdict, memoryview]], None, None]:
+        """Three at a time; what the last batch lay in is overwritten, as a room would be."""
+        for first in range(0, len(wanted), 3):
+            batch: list[tuple[Verdict, memoryview]] = []
+            for kind, key in wanted[first : first + 3]:
+                record = self.records.get((kind, key))
+                into = memoryview(bytearray(len(record.payload) if record is not None else 0))
+                batch.append((self.fetch(kind, key, into), into))
+            yield batch
+            for _, payload in batch:
+                payload[:] = b"\xa5" * len(payload)
 
     def write(self, records: Sequence[Record]) -> int:
         self._enter("write")

@@ -24,7 +24,7 @@ from longread.server.metrics import ServerMetrics
 from longread.server.options import ServerOptions
 from longread.server.runner import Server, bind, url
 from longread.server.state import ServerState
-from longread.spec.config import EngineOptions
+from longread.spec.config import Dtype, EngineOptions
 from longread.spec.config_json import read_config, spec_from_config
 from longread.wire.encoding import encoding_for
 from longread.wire.tokenizer import Tokenizer
@@ -186,7 +186,7 @@ def fault_of(name: str) -> Fault:
 
 
 @contextmanager
-def faulty_server(fault: Fault, max_model_len: int, pages: int) -> Iterator[str]:
+def faulty_server(fault: Fault, max_model_len: int, pages: int, dtype: Dtype = "float32") -> Iterator[str]:
     """The fault's reader served on a loopback port, its engine in this process; yields the address."""
     path = locate(fault.reader)
     spec = spec_from_config(read_config(path), label=fault.reader)
@@ -195,7 +195,7 @@ def faulty_server(fault: Fault, max_model_len: int, pages: int) -> Iterator[str]
     chosen: dict[str, Any] = {"max_num_seqs": 6, "num_gpu_blocks_override": pages} | dict(fault.options)
 
     def make() -> LocalEngine:
-        engine = load_engine(EngineOptions(model=str(path), dtype="float32", max_model_len=max_model_len, **chosen))
+        engine = load_engine(EngineOptions(model=str(path), dtype=dtype, max_model_len=max_model_len, **chosen))
         fault.plant(engine)
         return engine
 

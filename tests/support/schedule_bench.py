@@ -1,6 +1,7 @@
 """A schedule over a cache without contents: computing is committing. And prompts for it."""
 
 import random
+from collections.abc import Sequence
 
 from longread.engine.scheduler import Schedule, Scheduler
 from longread.engine.sequence import Timeline
@@ -21,6 +22,7 @@ class NoContent:
     def save_snapshot(self, slot: int, snapshot: int) -> None: ...
     def load_snapshot(self, snapshot: int, slot: int) -> None: ...
     def copy_slot(self, source: int, target: int) -> None: ...
+    def taken(self, pages: Sequence[int]) -> None: ...
 
 
 class Bench:

@@ -26,7 +26,9 @@ class Toy:
     """``noise``: of the logits (standard deviation), drawn anew for each context but the same each time. ``hidden``:
     what the server cannot do: "logprobs", "completions", "ids", "seed", "salt", "cached". ``wrong_every``: each n-th
     answer is another one. ``stale``: what was asked before is answered from wrong state. ``busy``: so many 429 first.
-    ``broken_every``: each n-th chat is a 500. ``heat``: the temperature that is used, whatever is asked for.
+    ``broken_every``: each n-th chat is a 500. ``heat``: the temperature that is used, whatever is asked for. ``dtype``:
+    what /metrics tells that it computes in and keeps. ``rounding``: of the
+    logits of what it answers out of the cache. ``sure``: how far its best token is before the others, in nats.
     """
 
     noise: float = 0.0
@@ -37,11 +39,15 @@ class Toy:
     broken_every: int = 0
     heat: float | None = None
     prompt_logprobs: bool = False
+    dtype: str | None = None
+    rounding: float = 0.0
+    sure: float = 0.0
     interrupted_at: int = 0  # for whoever serves it: the request during which the user presses Ctrl-C
     max_model_len: int = 32768
     requests: list[dict[str, Any]] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)
     chats: int = 0
+    drawn: random.Random = field(default_factory=lambda: random.Random(0))
 
     def transport(self) -> httpx.MockTransport:
         return httpx.MockTransport(self.handle)
@@ -50,7 +56,10 @@ class Toy:
         if request.url.path == "/v1/models":
             return httpx.Response(200, json={"data": [{"id": "toy", "max_model_len": self.max_model_len}]})
         if request.url.path == "/metrics":
-            return httpx.Response(200, text='toy:cache_config_info{block_size="16",num_gpu_blocks="256"} 1.0\n')
+            told = f',dtype="{self.dtype}",cache_dtype="{self.dtype}"' if self.dtype is not None else ""
+            return httpx.Response(
+                200, text=f'toy:cache_config_info{{block_size="16",num_gpu_blocks="256"{told}}} 1.0\n'
+            )
         body = json.loads(request.content)
         self.requests.append(body)
         if self.busy:
@@ -81,7 +90,8 @@ class Toy:
         key = f"{body.get('cache_salt')}/{hashlib.blake2b(text.encode()).hexdigest()}"
         cached = len(prompt) - 1 if key in self.seen else 0
         self.seen.add(key)
-        tokens, rows = self._generate(prompt, body, stale=self.stale and cached > 0, limit=ANSWER)
+        rounding = self.rounding if cached else 0.0
+        tokens, rows = self._generate(prompt, body, stale=self.stale and cached > 0, limit=ANSWER, rounding=rounding)
         if self.wrong_every and self.chats % self.wrong_every == 0:
             tokens[0] = " 99 days"
         message = {"role": "assistant", "content": "".join(tokens)}
@@ -134,11 +144,11 @@ class Toy:
         return usage
 
     def _generate(
-        self, prompt: Sequence[int], body: dict[str, Any], stale: bool, limit: int
+        self, prompt: Sequence[int], body: dict[str, Any], stale: bool, limit: int, rounding: float = 0.0
     ) -> tuple[list[str], list[list[float]]]:
         context, tokens, rows = list(prompt), [], []
         for at in range(min(limit, body["max_tokens"])):
-            row = self._row([*context, 0] if stale else context)
+            row = self._row([*context, 0] if stale else context, rounding)
             temperature = body.get("temperature", 1)
             if temperature and self.heat is not None:
                 temperature = self.heat
@@ -153,14 +163,17 @@ class Toy:
             context.append(FIRST_ID + choice)
         return tokens, rows
 
-    def _row(self, context: Sequence[int]) -> list[float]:
+    def _row(self, context: Sequence[int], rounding: float = 0.0) -> list[float]:
         """Log-probabilities of WORDS after a context."""
         key = ",".join(map(str, context[-400:])) + f"/{len(context)}"
         draw = random.Random(key)
         logits = [2.0 * draw.gauss(0, 1) for _ in WORDS]
+        logits[logits.index(max(logits))] += self.sure
         if self.noise:
             other = random.Random(key + "/noise")
             logits = [value + self.noise * other.gauss(0, 1) for value in logits]
+        if rounding:
+            logits = [value + rounding * self.drawn.uniform(-1, 1) for value in logits]
         total = math.log(math.fsum(map(math.exp, logits)))
         return [value - total for value in logits]
 

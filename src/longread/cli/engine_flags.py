@@ -69,7 +69,7 @@ def add_serving_flags(group: "_ActionsContainer") -> None:
 
 
 def add_device_flags(group: "_ActionsContainer") -> None:
-    """What computes, and what is computed where there is no checkpoint."""
+    """What computes, and what a GPU is used for."""
     group.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: a GPU that can")
     group.add_argument(
         "--kv-cache-dtype",
@@ -80,6 +80,10 @@ def add_device_flags(group: "_ActionsContainer") -> None:
     group.add_argument(
         "--gpu-memory-utilization", metavar="SHARE", help="share of the GPU's memory to take; default: 0.92"
     )
+
+
+def add_drawn_flags(group: "_ActionsContainer") -> None:
+    """What is computed where there is no checkpoint."""
     group.add_argument(
         "--random-weights",
         action="store_true",
@@ -102,7 +106,7 @@ def add_store_flags(group: "_ActionsContainer", required: bool = False) -> None:
 def options_from(args: argparse.Namespace, model: str, served_model_name: str | None = None) -> EngineOptions:
     """The options of whichever flags the command has. Raises ConfigError."""
     names: tuple[str, ...] = MEMORY_FLAGS + SERVING_FLAGS
-    if hasattr(args, "random_weights"):  # else a kv_cache_dtype is a planned deployment's
+    if hasattr(args, "device"):  # else a kv_cache_dtype is a planned deployment's
         names += DEVICE_FLAGS
     flags = {name: getattr(args, name) for name in names if hasattr(args, name)}
     return from_mapping({"model": model, "served_model_name": served_model_name, **flags})

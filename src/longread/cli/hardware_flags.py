@@ -81,7 +81,7 @@ def refuse_beside_published(args: argparse.Namespace) -> None:
     """Raises UsageError: the table of published runs is one, whatever else is given."""
     if args.model is not None:
         raise UsageError(f"--published is a table of all runs; leave {args.model[:80]!r} out")
-    for name in (*_MINE, "hardware", "isl", *LOAD, *FIXED, *OUTPUT, *LAUNCH):
+    for name in (*_MINE, "layers", "hardware", "isl", *LOAD, *FIXED, *OUTPUT, *LAUNCH):
         if name != "json" and getattr(args, name) not in (None, False):
             raise UsageError(f"--published stands alone or with --json; leave --{name.replace('_', '-')} out")
 

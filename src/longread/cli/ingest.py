@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from longread.cli.checkpoint import BUNDLED, locate
-from longread.cli.engine_flags import add_store_flags, options_from
+from longread.cli.engine_flags import add_device_flags, add_store_flags, options_from
 from longread.cli.parser import Parser, UsageError
 from longread.cli.serve import add_chat_flags
 from longread.spec.documents import MAX_NAME
@@ -43,6 +43,7 @@ def add_parser(commands: "_SubParsersAction[Parser]", name: str) -> None:
     engine = parser.add_argument_group("engine")
     add_store_flags(engine, required=True)
     engine.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help="as the server's")
+    add_device_flags(engine)
     engine.add_argument("--max-num-batched-tokens", metavar="N", help="tokens of one step; default: chosen")
     engine.add_argument("--kv-cache-memory-bytes", metavar="SIZE", help="memory of the KV cache; default: chosen")
     engine.add_argument(

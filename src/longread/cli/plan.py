@@ -19,6 +19,7 @@ from longread.spec.config import ResolvedConfig
 from longread.spec.config_json import read_config, spec_from_config
 from longread.spec.errors import ConfigError, LongreadError
 from longread.spec.model import ModelSpec
+from longread.spec.reduced import reduced
 from longread.spec.releases import release
 
 if TYPE_CHECKING:
@@ -40,6 +41,9 @@ def add_parser(commands: "_SubParsersAction[Parser]", name: str) -> None:
         help=f"a checkpoint folder or config.json, a bundled model ({', '.join(BUNDLED)}), or a public one such as "
         "V4-Flash",
     )
+    parser.add_argument(
+        "--layers", metavar="N", help="plan the first N layers only; 1+3: one dense and three MoE layers"
+    )
     add_memory_flags(parser)
     add_hardware_flags(parser)
     parser.set_defaults(run=run, parser=parser)
@@ -58,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         return run_calibration(args)
     if args.model is None:
         raise UsageError(f"the following arguments are required: CHECKPOINT|NAME; see {args.parser.prog} --help")
-    spec = find_spec(args.model)
+    spec = find_spec(args.model) if args.layers is None else reduced(find_spec(args.model), args.layers)
     if args.hardware is not None:
         from longread.cli.planning import run_hardware  # start-up time, as above
 

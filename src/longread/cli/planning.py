@@ -243,6 +243,7 @@ def _options(args: argparse.Namespace, factors: Factors | None = None) -> "Optio
         nodes=tuple(args.nodes.split(",")) if args.nodes is not None else (),
         interface=args.interface,
         factors=factors,
+        layers=args.layers,
     )
 
 

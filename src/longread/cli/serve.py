@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from longread.cli.checkpoint import BUNDLED, locate
-from longread.cli.engine_flags import add_device_flags, add_memory_flags, add_serving_flags, options_from
+from longread.cli.engine_flags import (
+    add_device_flags,
+    add_drawn_flags,
+    add_memory_flags,
+    add_serving_flags,
+    options_from,
+)
 from longread.cli.limit_flags import add_limit_flags, limits_from
 from longread.cli.parser import Parser, UsageError, shorten, whole
 from longread.cli.peer_options import PEER_OPTIONS
@@ -43,6 +49,7 @@ def add_parser(commands: "_SubParsersAction[Parser]", name: str) -> None:
     add_memory_flags(engine)
     add_serving_flags(engine)
     add_device_flags(engine)
+    add_drawn_flags(engine)
     engine.add_argument(
         "--step-timeout",
         type=float,

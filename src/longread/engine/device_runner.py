@@ -6,9 +6,11 @@ and the end of a step that read a prompt.
 
 Buckets. A batch of decoding rows is padded to a power of two, a chunk to sizes that lie at most a quarter apart; what
 is told of the context (``bound``) to one of a few lengths, so that short contexts do not pay the grids of long ones.
-All of them run once before the engine is ready: no kernel is compiled, and no graph captured, while it serves.
+All of them run once before the engine is ready, with a layer of each kind, and what they launch is compiled before that
+on all cores: no kernel is compiled, and no graph captured, while it serves.
 """
 
+import itertools
 import logging
 import time
 from array import array
@@ -25,16 +27,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from longread.engine.batch import Batch
+from longread.engine.compile_ahead import Mark, compile_all, missing_kernels
 from longread.engine.device_sampler import Choosing, DeviceSampler
 from longread.engine.page_tables import PageTables
 from longread.engine.sampler import Sample
 from longread.engine.sampling_state import SamplingState
-from longread.engine.slices import Pace, Slices
+from longread.engine.slices import WHOLE, Pace, Part, Slices, Work
 from longread.engine.staging import Staging
 from longread.kernels.places import Chunk, Rows
+from longread.kv.arrivals import Arrivals
 from longread.models.inputs import StepInputs
 from longread.models.native_step import SAVE_STEP, Layers, Piece, Save, finished, pieces
 from longread.spec.batch import Segment
+from longread.spec.model import ModelSpec
 from longread.spec.state import PAGE_TOKENS, pages_for
 
 log = logging.getLogger(__name__)
@@ -45,14 +50,22 @@ EAGER_STEP = 2048  # tokens; up to EAGER_EVEN a long chunk's bound is a multiple
 EAGER_EVEN = 16384
 TOLD_SECONDS = 2.0
 State = Mapping[str, Tensor]
+Parts = Generator[Part, None, Tensor | None]  # a prompt's part; yields what it launches next
 Progress = Callable[[str, int, int], None]  # what is prepared, how many are, of how many
 
 
 class DeviceModel(Protocol):
     """What is needed of a native model (models/native_v4.py, native_v3.py). ``starts``: where long chunks begin, before
     ``end``, that between them meet what is planned for once a shape. ``abridged``: the model and its state with as few
-    layers as launch all that a long chunk does, each layer's buffers included.
+    layers as launch all that a step of all layers does, each layer's buffers included. No operation between its kernels
+    takes a place in memory from what a kernel wrote (compile_ahead.py).
     """
+
+    @property
+    def spec(self) -> ModelSpec: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
 
     def rows(self, token_ids: Tensor, where: Rows, state: State) -> Tensor: ...
 
@@ -93,7 +106,8 @@ class Decoding:
 class DeviceRunner:
     """The interface of engine.runner.Runner. ``slots``: ring rows of running sequences, which tables are kept by.
 
-    ``graphs``: capture graphs; off, the same launches run each time, also on a CPU.
+    ``graphs``: capture graphs; off, the same launches run each time, also on a CPU. ``arrivals``: of the storage that
+    ``state`` is of; None: nothing of it is used before it is there.
     """
 
     def __init__(
@@ -105,8 +119,10 @@ class DeviceRunner:
         slots: int,
         device: torch.device,
         graphs: bool,
+        arrivals: Arrivals | None = None,
     ):
         self._model, self._state, self._limits, self._device = model, state, limits, device
+        self._arrivals = Arrivals() if arrivals is None else arrivals
         self._graphs = graphs
         self._longest = pages_for(limits.max_model_len) * PAGE_TOKENS
         self._bounds = [*(b for b in GRAPH_BOUNDS if b < self._longest), self._longest]
@@ -134,6 +150,7 @@ class DeviceRunner:
         with torch.inference_mode():
             self._tables.update(batch.segments)
             singles = [s for s in batch.segments if s.length == 1]
+            self._await(singles)
             if singles:
                 self._run_rows(
                     [batch.token_ids[s.offset] for s in singles],
@@ -161,6 +178,7 @@ class DeviceRunner:
         """
         with torch.inference_mode():
             self._tables.update(batch.segments)
+            self._await(batch.segments)
             positions = np.array([s.start for s in batch.segments], dtype=np.int32)
             slots = np.array([s.slot for s in batch.segments], dtype=np.int32)
             return self._decode(batch.token_ids, positions, slots, rows)
@@ -201,24 +219,56 @@ class DeviceRunner:
         return choosing.result()
 
     def prepare(self, progress: Progress | None = None) -> None:
-        """Run each bucket once, so that every kernel is compiled, then capture the graphs. Scribbles on page 0 and
-        slot 0, which nobody holds yet.
+        """Compile every kernel, run each bucket once, and capture the graphs. Scribbles on page 0 and slot 0, which
+        nobody holds yet.
         """
-        started = told = time.monotonic()
-        work = [*self._eager_work(), *self._graph_work()] if self._graphs else []
-        for done, (name, run) in enumerate(work):
+        if not self._graphs:
+            return
+        started = time.monotonic()
+        told = _Told(progress, started)
+        mark = self._mark()
+        if not mark.there():
+            self._compile(told)
+        work = [*self._eager_work(), *self._graph_work(self._graph)]
+        for done, (name, run) in enumerate(work, 1):
             run()
-            if progress is not None and time.monotonic() - max(told, started + TOLD_SECONDS) > 0:
-                told = time.monotonic() + 1.0
-                progress(name, done + 1, len(work))
+            told(name, done, len(work))
         self._wait()
-        if work:
-            log.info(
-                "%d graphs and %d kinds of chunks are ready after %.1f s",
-                len(self._captured),
-                len(work) - len(self._captured),
-                time.monotonic() - started,
-            )
+        mark.leave()
+        log.info(
+            "%d graphs and %d kinds of chunks are ready after %.1f s",
+            len(self._captured),
+            len(work) - len(self._captured),
+            time.monotonic() - started,
+        )
+
+    def _mark(self) -> Mark:
+        """Of all that the launches of this runner hang on."""
+        state = [(name, part.dtype, part.shape) for name, part in self._state.items()]
+        card = torch.cuda.get_device_properties(self._device)
+        return Mark(self._model.spec, self._model.dtype, self._limits, state, card.name, card.multi_processor_count)
+
+    def _compile(self, told: "_Told") -> None:
+        """Have the kernels of all that will be run compiled side by side."""
+        started = time.monotonic()
+        work = [*self._eager_work(), *self._graph_work(self._abridged)]
+
+        def looked() -> Iterator[Callable[[], object]]:
+            for done, (_, run) in enumerate(work, 1):
+                yield run
+                told("kernels of", done, len(work))
+
+        kernels = missing_kernels(looked())
+        self._wait()
+        found = time.monotonic()
+        threads = compile_all(kernels, self._device, partial(told, "kernel"))
+        log.info(
+            "%d kernels were found in %.1f s and compiled in %.1f s by %d threads",
+            len(kernels),
+            found - started,
+            time.monotonic() - found,
+            threads,
+        )
 
     def _eager_work(self) -> Iterator[tuple[str, Callable[[], object]]]:
         """Long chunks: each size in a short context and in the longest, each bound at the smallest size; and a layer of
@@ -238,14 +288,14 @@ class DeviceRunner:
             for start in self._model.starts(room) if room > 0 else ():
                 yield "shape", partial(self._begin, size, start)
 
-    def _graph_work(self) -> Iterator[tuple[str, Callable[[], object]]]:
-        """The largest first: the smaller ones find their buffers in the pool."""
+    def _graph_work(self, run: Callable[[str, int, int], object]) -> Iterator[tuple[str, Callable[[], object]]]:
+        """``run`` by kind, size and bound. The largest first: the smaller ones find their buffers in the pool."""
         for bound in reversed(self._bounds):
             for size in reversed([size for size in self._sizes if size <= GRAPH_CHUNKS[-1]]):
-                yield "graph", partial(self._graph, "chunk", size, bound)
+                yield "graph", partial(run, "chunk", size, bound)
         for bound in reversed(self._bounds):
             for size in reversed(self._buckets):
-                yield "graph", partial(self._graph, "rows", size, bound)
+                yield "graph", partial(run, "rows", size, bound)
 
     def _rehearse(self, size: int, bound: int) -> None:
         with torch.inference_mode():
@@ -280,7 +330,12 @@ class DeviceRunner:
         self._rows.send()
         self._run("rows", size, self._bounds[bisect_left(self._bounds, int(positions.max()) + 1)])
 
-    def _all_layers(self, batch: Batch, dropped: Set[int]) -> Generator[None, None, Tensor]:
+    def _await(self, rows: Sequence[Segment]) -> None:
+        """Rows wait for all of their pages; later ones of the same sequences have none that are still to come."""
+        for segment in rows:
+            self._arrivals.touch(segment.pages)
+
+    def _all_layers(self, batch: Batch, dropped: Set[int]) -> Work:
         """All chunks of a batch; a row of zeros where one was dropped."""
         found: dict[int, Tensor] = {}
         for segment in batch.segments:
@@ -288,17 +343,17 @@ class DeviceRunner:
             steps = self._layers(batch, segment)
             while segment.slot not in dropped:
                 try:
-                    next(steps)
+                    part = next(steps)
                 except StopIteration as end:
                     logits = end.value
                     break
-                yield
+                yield part
             if logits is not None:  # a graph's own is overwritten by the next one
                 found[segment.offset + segment.length - 1] = logits.clone()
         none = torch.zeros(1, self._limits.vocab, device=self._device)
         return torch.cat([found.get(row, none) for row in batch.logit_rows] or [none[:0]])
 
-    def _layers(self, batch: Batch, segment: Segment) -> Layers:
+    def _layers(self, batch: Batch, segment: Segment) -> Parts:
         """A prompt's part, in pieces; logits [1, vocab] of its last token where wanted. Short pieces are graphs, which
         keep no ring states on the way, so they are cut there.
         """
@@ -310,17 +365,29 @@ class DeviceRunner:
                 self._model.keep(segment.slot, ring, self._state)
         return logits
 
-    def _piece(self, batch: Batch, piece: Piece, last: bool) -> Layers:
+    def _piece(self, batch: Batch, piece: Piece, last: bool) -> Parts:
         count, segment = piece.stop - piece.start, piece.segment
+        size = self._sizes[bisect_left(self._sizes, count)]
+        whole = size <= GRAPH_CHUNKS[-1]
+        yield Part(WHOLE if whole else 0, size)  # before it is staged: others may come in between
         first = segment.offset + piece.start - segment.start
         self._stage_chunk(batch.token_ids[first : first + count], piece.start, segment.slot)
-        size = self._sizes[bisect_left(self._sizes, count)]
-        if size <= GRAPH_CHUNKS[-1]:
+        if whole:
             self._run("chunk", size, self._bounds[bisect_left(self._bounds, piece.stop)])
+            self._arrivals.replayed()
             return self._last if last else None
         ids, where = self._chunk_inputs(size, self._eager_bound(piece.stop), (piece.start, count))
-        own = replace(where, meta=where.meta.clone())  # others may be staged before this one is done
-        return (yield from self._model.chunk_layers(ids, own, self._state, last, piece.inside))
+        own = replace(where, meta=where.meta.clone())  # what is staged for others must not move it
+        layers = self._model.chunk_layers(ids, own, self._state, last, piece.inside)
+        layers = self._arrivals.layers(layers, segment.pages)
+        for launched in itertools.count(1):
+            try:
+                next(layers)
+            except StopIteration as end:
+                logits: Tensor | None = end.value
+                break
+            yield Part(launched, size)
+        return logits
 
     def _eager_bound(self, tokens: int) -> int:
         return min(eager_bound(tokens), self._longest)
@@ -346,10 +413,12 @@ class DeviceRunner:
         else:
             self._launch(kind, size, bound)
 
-    def _launch(self, kind: str, size: int, bound: int) -> None:
+    def _launch(self, kind: str, size: int, bound: int, abridged: bool = False) -> None:
         """All that a graph does: from staged inputs to logits, and rows' greedy tokens, at their fixed places."""
+        model, state = self._model.abridged(self._state) if abridged else (self._model, self._state)
         if kind == "chunk":
-            logits = self._model.chunk(*self._chunk_inputs(size, bound), self._state, True)
+            layers = model.chunk_layers(*self._chunk_inputs(size, bound), state, True)
+            logits = finished(layers if abridged else self._arrivals.layers(layers))
             assert logits is not None
             self._last.copy_(logits)
             return
@@ -357,11 +426,11 @@ class DeviceRunner:
         slots = given["slots"][:size]
         where = Rows(given["positions"][:size], slots, self._tables.of(slots, pages_for(bound)), bound)
         logits = self._logits[:size]
-        logits.copy_(self._model.rows(given["ids"][:size], where, self._state))
+        logits.copy_(model.rows(given["ids"][:size], where, state))
         self._sampler.pick(logits)
 
-    def _graph(self, kind: str, size: int, bound: int) -> None:
-        """Capture one; it runs twice before: the first run compiles, and may choose what the second one uses."""
+    def _stage(self, kind: str, size: int, bound: int) -> None:
+        """Inputs of one graph, deep in its longest context."""
         if kind == "rows":
             given = self._rows.begin()
             given["ids"][:] = given["slots"][:] = 0
@@ -371,10 +440,20 @@ class DeviceRunner:
         else:
             count = min(size, bound)
             self._stage_chunk((0,) * count, bound - count, 0)
+
+    def _abridged(self, kind: str, size: int, bound: int) -> None:
+        """All kinds of launches of one graph."""
+        self._stage(kind, size, bound)
+        with torch.inference_mode():
+            self._launch(kind, size, bound, abridged=True)
+
+    def _graph(self, kind: str, size: int, bound: int) -> None:
+        """Capture one. A layer of each kind runs before, where libraries may choose and make what the graph uses."""
+        self._stage(kind, size, bound)
         with torch.inference_mode():
             self._side.wait_stream(torch.cuda.current_stream(self._device))
             with torch.cuda.stream(self._side):
-                self._launch(kind, size, bound)
+                self._launch(kind, size, bound, abridged=True)
                 self._side.synchronize()
                 graph = torch.cuda.CUDAGraph()
                 # Not torch.cuda.graph(): that collects garbage and empties the allocator's cache each time.
@@ -389,6 +468,19 @@ class DeviceRunner:
     def _wait(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
+
+
+class _Told:
+    """Progress a second apart, and not of what is over soon."""
+
+    def __init__(self, progress: Progress | None, started: float):
+        self._progress, self._next = progress, started + TOLD_SECONDS
+
+    def __call__(self, name: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        if self._progress is not None and now > self._next:
+            self._next = now + 1.0
+            self._progress(name, done, total)
 
 
 class Measured:

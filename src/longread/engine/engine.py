@@ -13,7 +13,8 @@ Whatever needs the rows' state as it is booked (a cancel, a session) has the lau
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from longread.engine.ahead import Ahead
@@ -102,7 +103,7 @@ class LocalEngine:
         (KeyboardInterrupt, SystemExit) passes through; the requests whose state it may have torn are cancelled.
         """
         if self._tiers is not None:
-            self._tiers.work()
+            self._tiers.work()  # a launched step is computed meanwhile; behind it this would wait for the next one
         if not self._requests and not self._events:
             self._rest()
             return ()
@@ -146,7 +147,7 @@ class LocalEngine:
         """
         grants = plan.grants[: plan.decodes[0]]
         requests = [self._requests[grant.timeline.key] for grant in grants]
-        try:
+        with self._whole(grants):
             try:
                 step = Ahead.launched(runner, grants, requests, plan.decodes, self._cache.num_slots)
             except Exception as error:  # the edge between a model and the requests, as in _run
@@ -155,9 +156,6 @@ class LocalEngine:
                 return False
             if behind is not None:
                 behind()
-        except BaseException:
-            self._drop(grants, "cancelled")
-            raise
         return self._land_rows(step, last=then_chunks or behind is not None, learn=behind is None)
 
     def _land_rows(
@@ -167,7 +165,7 @@ class LocalEngine:
         not go on as they are; book it. ``without``: this request's token is not wanted. False: as ``_run``.
         """
         self._ahead, grants = None, step.grants
-        try:
+        with self._whole(grants):
             try:
                 samples = step.work.choosing.result()
             except Exception as error:  # the edge between a model and the requests, as in _run
@@ -194,10 +192,6 @@ class LocalEngine:
             if broken is not None:
                 self._failed(grants, broken)
             return True
-        except BaseException:
-            self._ahead = None
-            self._drop(grants, "cancelled")
-            raise
 
     def _goes_on(self, grants: Sequence[Grant], taken: Sequence[Taken]) -> bool:
         return all(reason is None for _, _, reason, _ in taken) and self._scheduler.goes_on(grants)
@@ -236,7 +230,7 @@ class LocalEngine:
         """Book chunks that are computed, as ``_run`` does for a step."""
         self._underway, self._scheduler.underway = None, ()
         grants = underway.grants
-        try:
+        with self._whole(grants):
             try:
                 if underway.error is not None:
                     raise underway.error
@@ -253,9 +247,6 @@ class LocalEngine:
             self._settle(grants, [pair for pair in chosen if pair[0] in live])
             if len(grants) == len(underway.batch.segments):
                 self._learn((0, 0), underway.chunks, underway.work.seconds())
-        except BaseException:
-            self._drop(grants, "cancelled")
-            raise
 
     def _rest(self) -> None:
         """A step without requests: what the tiers still have to do, then the audit."""
@@ -294,7 +285,7 @@ class LocalEngine:
         start = time.monotonic()
         batch = gather(grants, self._cache.num_slots)
         rows = [self._requests[timeline.key].sampling for timeline in batch.sampling]
-        try:
+        with self._whole(grants):
             try:
                 logits = self._core.runner.forward(batch)
                 for grant in grants:
@@ -306,7 +297,16 @@ class LocalEngine:
                 return False
             self._settle(grants, zip(batch.sampling, samples, strict=True))
             return True
+
+    @contextmanager
+    def _whole(self, grants: Sequence[Grant]) -> Iterator[None]:
+        """A step is booked as a whole or not at all: what tears it (an interrupt, or a fault that nothing can work
+        with) passes through, and the requests whose state it may have torn end here.
+        """
+        try:
+            yield
         except BaseException:
+            self._ahead = None
             self._drop(grants, "cancelled")
             raise
 
@@ -330,14 +330,15 @@ class LocalEngine:
         """Book the step: publish what was computed, then hand out tokens and ends."""
         for grant in grants:
             grant.timeline.advance(self._cache, grant.length)
+            self._prompt_tokens += self._requests[grant.timeline.key].newly_read()
         self._hand_out(self._take((self._requests[timeline.key], choice) for timeline, choice in chosen))
 
     def _take(self, chosen: Iterable[tuple[Request, Sample]]) -> list[Taken]:
         """Let requests have their tokens: what comes of it."""
         taken = []
         for request, choice in chosen:
-            self._prompt_tokens += len(request.request.prompt) if not request.first_token else 0
             taken.append((request, *request.accept(choice)))
+            self._prompt_tokens += request.newly_read()
         return taken
 
     def _hand_out(self, taken: Sequence[Taken]) -> None:

@@ -174,8 +174,7 @@ def _on_gpu(
     device = load_device.cuda_device()
     checkpoint = None if config.random_weights else Checkpoint.open(path)
     model = load_device.native_model(spec, config, checkpoint, device, progress)
-    pools = config.num_pages, config.num_slots, config.num_snapshots
-    store = StateTensors(groups, *pools, load_device.DTYPES[config.dtype], device)
+    store = load_device.state_tensors(groups, config, device)
     runner = load_device.device_runner(model, store, config, spec, device)
     measured = load_device.prepare(runner, config.memory, device)
     identity = drawn_identity(config.seed) if checkpoint is None else checkpoint.fingerprint
@@ -254,6 +253,8 @@ def _info(spec: ModelSpec, config: ResolvedConfig, allocated_bytes: int, root: b
         cache_root=root,
         step_target=target.seconds,
         step_reason=target.reason,
+        dtype=config.dtype,
+        cache_dtype="fp8" if config.kv_cache == "fp8" else config.dtype,
     )
 
 

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from longread.engine.device_runner import DeviceRunner, Limits, Measured
+from longread.kernels.dispatch import kernel
+from longread.kernels.records import ref as records
 from longread.kv.tensors import StateTensors
 from longread.models.native_v3 import NativeV3
 from longread.models.native_v4 import NativeV4
@@ -21,6 +23,7 @@ from longread.spec.errors import ConfigError
 from longread.spec.inventory import inventory
 from longread.spec.loaded import is_drafter
 from longread.spec.model import ModelSpec
+from longread.spec.state import StateGroup
 from longread.weights.random import random_native
 from longread.weights.reader import Checkpoint
 
@@ -75,7 +78,14 @@ def device_runner(
     """Not yet prepared."""
     limits = Limits(config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len, spec.vocab)
     graphs = device.type == "cuda"
-    return DeviceRunner(model, store.views, limits, slots=config.num_slots, device=device, graphs=graphs)
+    slots, arrivals = config.num_slots, store.arrivals
+    return DeviceRunner(model, store.views, limits, slots=slots, device=device, graphs=graphs, arrivals=arrivals)
+
+
+def state_tensors(groups: tuple[StateGroup, ...], config: ResolvedConfig, device: torch.device) -> StateTensors:
+    """Of which a load's first layers can be used while its others come."""
+    pools = config.num_pages, config.num_slots, config.num_snapshots
+    return StateTensors(groups, *pools, DTYPES[config.dtype], device, spread=kernel(records.spread, device.type))
 
 
 def prepare(runner: DeviceRunner, memory: MemoryPlan, device: torch.device) -> Measured:

@@ -31,6 +31,7 @@ class Request:
         self.prefill_tokens = 0
         self.prefill_chunks = 0
         self.first_token = 0.0
+        self._told = 0  # tokens of the prompt
         self._eos_id = eos_id
         self._stops = set(params.stop_token_ids) if params.ignore_eos else {eos_id, *params.stop_token_ids}
 
@@ -46,6 +47,15 @@ class Request:
             self.prefill_finished = end
             self.prefill_tokens += tokens
             self.prefill_chunks += 1
+
+    def newly_read(self) -> int:
+        """Tokens of the prompt that have their state, reused ones too, since this was last asked. None of them twice,
+        though a preemption lost it; the last one has it with the first token.
+        """
+        length = len(self.request.prompt)
+        known = length if self.first_token else min(self.timeline.computed, length)
+        new, self._told = max(known - self._told, 0), max(known, self._told)
+        return new
 
     def accept(self, sample: Sample) -> tuple[TokenEvent | None, FinishReason | None, str | None]:
         """Take the sampled token. Returns the event it makes, whether it ends the request, and a failure's message."""

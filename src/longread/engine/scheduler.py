@@ -221,9 +221,7 @@ class Scheduler:
         rows = [entry for entry in self._running if not entry.filed]
         self._rows.check(rows)
         if len(reading) != self._reading.count or self._running != sorted(self._running, key=lambda e: e.rank):
-            raise AssertionError(
-                f"{self._reading.count} prompts are kept, of {len(reading)}; or the ranks are mixed up"
-            )
+            raise AssertionError(f"{self._reading.count} prompts are kept, of {len(reading)}, or ranks are mixed up")
         if self._long != sum(entry.long for entry in self._running):
             raise AssertionError(f"{self._long} long prompts are counted")
 
@@ -271,7 +269,7 @@ class Scheduler:
         """
         level = self._waiting.first_level
         quiet = not (self._alone or self._loading or self._cache.loads or self._reading.count)
-        comes = level is not None and (not self._full or self._gives_way(level))
+        comes = level is not None and (self._gives_way(level) or not (self._full or self._stuck))
         return quiet and not comes and self._rows.go_on(grants)
 
     def slice_seconds(self, longest: float) -> float:
@@ -403,6 +401,12 @@ class Scheduler:
 
     def _hopeless(self, entry: Entry) -> bool:
         return bool(self._running) and entry.hopeless(self._available(), len(self._running))
+
+    @property
+    def _stuck(self) -> bool:
+        """Whether all whom a schedule would look at lacked pages, of which none were given back since."""
+        first = self._waiting.order(ADMISSION_WINDOW, BYPASS_LIMIT, ready=self._long_enough)
+        return all(map(self._hopeless, first))
 
     @property
     def _full(self) -> bool:
@@ -545,8 +549,6 @@ class Scheduler:
 
     def _available(self) -> int:
         """Pages that could be handed out now, beside what loading prompts will need for their rest."""
-        if not self._loading:
-            return self._cache.pages_free + self._cache.pages_cached
         rest = sum(
             max(pages_for(len(entry.timeline.tokens)) - len(entry.transfer.load.pages), 0)
             for entry in self._loading
@@ -568,10 +570,8 @@ class Scheduler:
         within = bounds(self._slo, self._step_target.seconds, self.cost, plan.decodes[0])
         limit = self._budget - plan.decodes[0]
         most, lumps = self._room(limit, plan.decodes, within.most)
-        if alone is None:
-            prompts = self._reading.candidates(most, lumps)
-        else:
-            prompts = [alone] if alone.filed else []
+        lone = [alone] if alone is not None and alone.filed else []
+        prompts = self._reading.candidates(most, lumps) if alone is None else lone
         demands = [self._reading.demand(entry) for entry in prompts]
         lengths = policy.fit(limit, demands, plan.decodes, self.cost, within, self._steps)
         plan.chunks = policy.chunks(demands, lengths)

@@ -16,7 +16,8 @@ from longread.spec.state import PAGE_TOKENS, HashedTokens
 @dataclass(slots=True)
 class Admission:
     """How a timeline came to its first lease; monotonic seconds. ``lookup``: spent on hashing and asking the tiers.
-    ``load_host``, ``load_disk``: wall time of the loads that it waited for, shared out by what each tier took.
+    ``load_host``, ``load_disk``: wall time of the loads that it waited for, shared out by what each tier took; of a
+    load whose layers are used as they come, until it was published.
     """
 
     looked_up: float = 0.0

@@ -20,6 +20,8 @@ from longread.kernels.mla import device_ref as mla
 from longread.kernels.mla import triton as mla_triton
 from longread.kernels.norm import device_ref as norm
 from longread.kernels.norm import triton as norm_triton
+from longread.kernels.records import ref as records
+from longread.kernels.records import triton as records_triton
 from longread.kernels.sparse_attention import device_ref as sparse_attention
 from longread.kernels.sparse_attention import triton as sparse_attention_triton
 from longread.kernels.window import ref as window
@@ -55,4 +57,5 @@ CUDA: Mapping[Callable[..., Any], Callable[..., Any]] = {
     sparse_attention.entries: sparse_attention_triton.entries,
     sparse_attention.rows_turned: sparse_attention_triton.rows_turned,
     sparse_attention.chunk_turned: sparse_attention_triton.chunk_turned,
+    records.spread: records_triton.spread,
 }

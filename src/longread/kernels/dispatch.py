@@ -29,6 +29,7 @@ from longread.kernels.moe import ref as moe
 from longread.kernels.norm import cpu as norm_cpu
 from longread.kernels.norm import device_ref as norm_device
 from longread.kernels.norm import ref as norm
+from longread.kernels.records import ref as records
 from longread.kernels.rope import cpu as rope_cpu
 from longread.kernels.rope import ref as rope
 from longread.kernels.router import cpu as router_cpu
@@ -95,6 +96,7 @@ TABLE: Mapping[Callable[..., Any], Mapping[str, Callable[..., Any]]] = {
     sparse_attention_device.entries: {"cpu": sparse_attention_device.entries},
     sparse_attention_device.rows_turned: {"cpu": sparse_attention_device.rows_turned},
     sparse_attention_device.chunk_turned: {"cpu": sparse_attention_device.chunk_turned},
+    records.spread: {"cpu": records.spread},
 }
 
 

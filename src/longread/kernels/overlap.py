@@ -6,7 +6,13 @@ calls ``ready`` before it touches anything that another kernel writes or reads, 
 everything before it finished and visible. Several kernels may be waiting behind one that runs, so what is read before
 ``ready`` must be constant for the whole step, and every program calls ``ready`` before it returns: a kernel whose
 programs had all left without it would be finished before the one ahead of it. A kernel without ``ready`` must not be
-launched so. Source: CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization".
+launched so.
+
+Which kernels do it was measured by whole layers, kernel by kernel; chains of a few said otherwise. Those that gain are
+the products (kernels/fp8), the ends of hyper-connections and of attention, the choice of experts, and the experts. With
+them a CSA layer of V4 takes 137 us instead of 150 for one token, 305 instead of 316 for eight (H200). The others lost
+or gained nothing: a hyper-connection's beginning alone cost 9 us where it came early. Source: CUDA C++ Programming
+Guide, "Programmatic Dependent Launch and Synchronization".
 """
 
 import triton
@@ -14,10 +20,6 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 INTERPRETED: bool = triton.knobs.runtime.interpret
-# Products and the small kernels between them gain by it (a layer's chain of them, one token, H200: 60 us, not 71).
-# Whole layers do not where every kernel does it: 173 us instead of 160 (CSA), 142 instead of 141 (HCA). So the others
-# wait for their turn until it is known which of them loses.
-OVERLAP: dict[str, bool] = {"products": True, "others": False}
 # Tokens up to which starting early pays. More make kernels of many programs, whose last still need the room that the
 # next kernel's first would wait in: the products of a V4 layer took 92 us instead of 95 for 16 tokens, but 105 instead
 # of 98 for 32 (H200).
@@ -43,14 +45,14 @@ def ready(PDL: tl.constexpr):
         gdc_launch_dependents()
 
 
-def overlap(tokens: int = 1, programs: int = 1, late: bool = False, product: bool = False) -> dict[str, int]:
-    """Launch arguments of such a kernel, which has a constexpr ``PDL``. product: of kernels/fp8 (see ``OVERLAP``).
+def overlap(tokens: int = 1, programs: int = 1, late: bool = False) -> dict[str, int]:
+    """Launch arguments of such a kernel, which has a constexpr ``PDL``.
 
     programs: of this kernel. Few let the next kernel in at once, so that its programs settle and ask for their weights
     meanwhile (products of a V4 layer with the small kernels between them: 61 us for a token, 65 from behind the waits);
     of many, the last would find their room taken.
     late: the next one starts as this one ends, where programs run for long or the next one's would slow them down.
     """
-    if not OVERLAP["products" if product else "others"] or INTERPRETED or tokens > MOST:
+    if INTERPRETED or tokens > MOST:
         return {"PDL": 0}
     return {"PDL": LAST if late else FIRST if programs <= WAVE else WAITED, "launch_pdl": True}

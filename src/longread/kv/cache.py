@@ -420,7 +420,9 @@ class KVCache:
             with self._losing():
                 while len(self.pool.free) < ahead:
                     self._evict_page()
-        return self.pool.take(wanted, after, room)
+        pages = self.pool.take(wanted, after, room)
+        self._store.taken(pages)
+        return pages
 
     def _evict_page(self) -> None:
         page = self.pool.oldest(self.index.is_leaf)

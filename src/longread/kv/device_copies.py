@@ -11,6 +11,7 @@ belong to the engine's thread: a place is gathered in the order of that thread's
 the model's work is put on, and leaves behind its back. ``fence`` and ``after`` order the one behind the other.
 """
 
+import ctypes
 import logging
 import math
 import mmap
@@ -77,7 +78,7 @@ class DeviceCopies:
         # Records of other memory pass through these; made when the first one comes.
         self._bounce_in: list[Tensor] = []
         self._bounce_out: Tensor | None = None
-        self._link_in, self._spread, self._link_out = (
+        self.link_in, self._spread, self._link_out = (
             (torch.cuda.Stream(device, priority=-1) if self._cuda else None) for _ in range(3)
         )
         self._left: deque[_Left] = deque()
@@ -127,7 +128,7 @@ class DeviceCopies:
         now. One gather a storage and one copy a run of neighbours, for half of the staging buffer at a time: while one
         half crosses the link the other is filled.
         """
-        where = self._indices(places) if len(places) > 1 else None
+        where = indices(places, self._device) if len(places) > 1 else None
         count = max(1, self._saving.numel() // 2 // parts.bytes)
         for first in range(0, len(places), count):
             chosen = slice(first, first + count)
@@ -141,10 +142,6 @@ class DeviceCopies:
             if valid is not None:
                 _clear(parts, staged, valid[chosen])
             self._send(staged, start, into[chosen])
-
-    def _indices(self, places: Sequence[int]) -> Tensor:
-        """int64 on the device; from pageable memory the copy would wait for what the stream still does."""
-        return torch.tensor(places, pin_memory=self._cuda).to(self._device, non_blocking=True)
 
     def _send(self, staged: Tensor, start: int, into: Sequence[memoryview]) -> None:
         """Records [n, bytes], staged from ``start`` on, to their memory."""
@@ -196,7 +193,7 @@ class DeviceCopies:
     def after(self, fence: object) -> None:
         """What is loaded from now on comes after ``fence``."""
         if isinstance(fence, tuple):
-            for stream in (self._link_in, self._spread):
+            for stream in (self.link_in, self._spread):
                 for event in fence:
                     if stream is not None:
                         stream.wait_event(event)
@@ -211,20 +208,29 @@ class DeviceCopies:
         order = sorted(range(len(places)), key=addresses.__getitem__)  # neighbours in memory next to each other
         count = max(1, self._loading[0].numel() // parts.bytes)
         with _on(self._spread):
-            where = self._indices([places[i] for i in order])
+            where = indices([places[i] for i in order], self._device)
         for first in range(0, len(places), count):
             half, chosen = self._half, [records[i] for i in order[first : first + count]]
             self._half ^= 1
             staged = self._loading[half][: len(chosen) * parts.bytes].view(len(chosen), parts.bytes)
-            _wait(self._link_in, self._spread_at[half])
-            with _on(self._link_in):
+            _wait(self.link_in, self._spread_at[half])
+            with _on(self.link_in):
                 self._fetch(staged, chosen, half, self._linked[half])
-            self._linked[half] = _record(self._link_in)
+            self._linked[half] = _record(self.link_in)
             _wait(self._spread, self._linked[half])
             with _on(self._spread):
                 for storage, part in parts.of(staged):
                     storage.index_copy_(1, where[first : first + count], part.transpose(0, 1))
             self._spread_at[half] = _record(self._spread)
+
+    def located(self, records: Sequence[memoryview]) -> tuple[Tensor, list[int]] | None:
+        """The pinned memory that all these records lie in, and where each begins in it. None: they do not."""
+        addresses = [_address(record) for record in records]
+        longest = max(len(record) for record in records)
+        for start, memory in self._pinned:
+            if start <= min(addresses) and max(addresses) + longest <= start + memory.numel():
+                return memory, [address - start for address in addresses]
+        return None
 
     def finish(self) -> None:
         """Wait until every place that was written is whole. To be called on an error, too: a place that somebody else
@@ -269,6 +275,11 @@ class DeviceCopies:
         return torch.empty(size, dtype=torch.uint8, pin_memory=self._cuda)
 
 
+def indices(numbers: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """int64 on a device; from pageable memory the copy would wait for what the stream still does."""
+    return torch.tensor(numbers, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+
+
 def _clear(parts: Parts, staged: Tensor, valid: Sequence[Sequence[int]]) -> None:
     """Zeros in the rows of records [n, bytes] that do not count."""
     for record, rows in zip(staged, valid, strict=True):
@@ -282,6 +293,8 @@ def _on(stream: torch.cuda.Stream | None) -> AbstractContextManager[object]:
 
 
 def _address(record: memoryview) -> int:
+    if not record.readonly:  # a sixth of numpy's time, and a load asks for thousands
+        return ctypes.addressof(ctypes.c_char.from_buffer(record))
     return int(np.frombuffer(record, dtype=np.uint8).__array_interface__["data"][0])
 
 

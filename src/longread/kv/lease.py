@@ -4,10 +4,11 @@ Knows only the shape of these; the rules are the cache's.
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from longread.kv.arrivals import Arrival, Arrivals
 from longread.kv.chain import TokenChain
 from longread.kv.index import Entry
 
@@ -35,19 +36,25 @@ class StateStore(Protocol):
         """Copy all ring groups from slot to slot."""
         ...
 
+    def taken(self, pages: Sequence[int]) -> None:
+        """These pages belong to somebody else from now on: what is still on its way to them comes first."""
+        ...
+
 
 class RecordStore(Protocol):
     """Moves content between the storage and records (kv/records.py); implemented over tensors.
 
-    ``write_*``, ``begin_page``, ``finish`` and ``after`` may be called on another thread, for pages and rows that are
-    reserved for it. A storage on a device moves records behind the caller's back; ``settle``, ``fence`` and ``after``
-    say how far. Memory that a ``HostArena`` got from it it reaches by itself: there a record that was read is whole
-    only after ``settle``, or for writes that come ``after`` a later ``fence``. Any other memory is done with on return.
+    ``write_*``, ``layered``, ``finish`` and ``after`` may be called on another thread, for pages and
+    rows that are reserved for it. A storage on a device moves records behind the caller's back; ``settle``, ``fence``
+    and ``after`` say how far. Memory that a ``HostArena`` got from it it reaches by itself: there a record that was
+    read is whole only after ``settle``, or for writes that come ``after`` a later ``fence``. Any other memory is done
+    with on return.
     """
 
     page_bytes: int
     ring_bytes: int
     pages_at_once: int  # how many pages it likes to be given together
+    arrivals: Arrivals  # pages that are published while they are on their way
 
     def read_page(self, page: int, into: memoryview, tokens: int) -> None:
         """All rows groups of the rows that ``tokens`` tokens fill, zeros behind; ``into`` has ``page_bytes``."""
@@ -65,9 +72,14 @@ class RecordStore(Protocol):
         """Several; whole on return."""
         ...
 
-    def begin_page(self, page: int, data: memoryview) -> None:
-        """``write_page`` of memory that no ``HostArena`` has, without waiting for a device: the memory is done with on
-        return, the page is whole behind ``finish``.
+    def rooms(self) -> Sequence[memoryview]:
+        """Memory that records of a disk are best read to on their way here, each room for the longest; none: any."""
+        ...
+
+    def layered(self, pages: Sequence[int], data: Sequence[memoryview]) -> Callable[[], Arrival] | None:
+        """What begins to write these pages layer by layer, and may return long before they are whole: they may be
+        published then if ``arrivals`` is told, and ``data`` must stay as it is until the arrival is over. None: these
+        are waited for.
         """
         ...
 

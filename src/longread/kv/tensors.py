@@ -1,12 +1,13 @@
 """The storage of all state groups as tensors, and the copies that the cache asks for.
 
-Knows shapes and devices; not which page or row belongs to whom. With ``device_copies``, the only file of kv that
-imports torch.
+Knows shapes and devices; not which page or row belongs to whom. With ``device_copies`` and ``layer_loads``, the only
+file of kv that imports torch.
 """
 
 import math
 import mmap
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -14,12 +15,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from longread.kv.arrivals import Arrival, Arrivals
 from longread.kv.device_copies import STAGING_BYTES, DeviceCopies, Parts
+from longread.kv.layer_loads import LayerLoads, Spread
 from longread.spec.state import StateGroup
 
 # Bytes of a storage or a record in main memory. Torch would copy with a team of threads for every thread that asks,
 # which get in each other's and the model's way.
 _Bytes: TypeAlias = NDArray[np.uint8]
+# That records of a disk are read to, while one is copied from: a millisecond of most disks.
+ROOMS, ROOM_BYTES = 5, 12 * 2**20
 PAGES_AT_ONCE = 256  # that a load brings before it looks whether it is still wanted: 4 ms of V4-Flash's
 
 
@@ -29,8 +34,10 @@ class StateTensors:
     ``views[name]``: rows [layers, pages, rows_per_page, width], ring [layers, slots + snapshots, ring_rows, width], so
     that a model reaches both. ``dtype`` is what a group of dtype "model" is stored in. ``staging``: bytes of a staging
     buffer between a device and main memory; None: what suits the device, and none on a CPU, where a record is copied
-    to and from its places directly. All methods but those of loads (``write_*``, ``begin_page``, ``finish``, ``after``)
-    belong to the thread that runs the model, on the stream that its work is put on.
+    to and from its places directly. ``spread``: how a device reads pinned memory by itself (kernels/records); without
+    it, and without a staging buffer, every load is waited for. All methods but those of loads (``write_*``,
+    ``rooms``, ``layered``, ``finish``, ``after``) belong to the thread that runs the model, on the stream that its
+    work is put on. ``arrivals``: pages that are on their way; what else is put on that stream asks it first.
     """
 
     def __init__(
@@ -42,6 +49,7 @@ class StateTensors:
         dtype: torch.dtype,
         device: str | torch.device = "cpu",
         staging: int | None = None,
+        spread: Spread | None = None,
     ):
         self._rows: list[Tensor] = []
         self._grains: list[int] = []  # of the same, tokens a row
@@ -65,6 +73,9 @@ class StateTensors:
         self.page_bytes = sum(group.bytes_per_page(dtype.itemsize) for group in groups)
         self.ring_bytes = sum(group.bytes_per_slot(dtype.itemsize) for group in groups)
         self._copies: DeviceCopies | None = None
+        self._layered: LayerLoads | None = None
+        self.arrivals = Arrivals()
+        self._rooms: list[memoryview] = []
         self.pages_at_once = 1
         if staging is not None or place.type != "cpu":
             longest = max(self.page_bytes, self.ring_bytes)
@@ -73,6 +84,14 @@ class StateTensors:
             self._staged_rings = Parts([rings[:, num_slots:] for rings, _ in self._rings])
             self.nbytes += self._copies.nbytes
             self.pages_at_once = PAGES_AT_ONCE
+            if spread is not None:
+                owners = [group.layers for group in groups if group.kind == "rows"]
+                self._layered = LayerLoads(self._copies, spread, self._staged_pages, owners)
+                self.arrivals = Arrivals(self._layered.link, self._layered.firsts)
+                if num_pages:  # zeros on zeros, so that nothing of a load is compiled while the engine serves
+                    zeros = torch.zeros(self.page_bytes, dtype=torch.uint8, pin_memory=place.type == "cuda")
+                    self._layered.begin(zeros, [0], [0])
+                    self._layered.finish()
         else:
             self._row_bytes = [_as_bytes(rows) for rows in self._rows]
             self._saved_bytes = [_as_bytes(rings)[:, num_slots:] for rings, _ in self._rings]
@@ -88,8 +107,12 @@ class StateTensors:
             rings[:, slot].fill_(fill)
 
     def copy_page(self, source: int, target: int) -> None:
+        self.arrivals.touch((source, target))
         for rows in self._rows:
             rows[:, target].copy_(rows[:, source])
+
+    def taken(self, pages: Sequence[int]) -> None:
+        self.arrivals.touch(pages)
 
     def save_snapshot(self, slot: int, snapshot: int) -> None:
         self.copy_slot(slot, self._num_slots + snapshot)
@@ -110,6 +133,7 @@ class StateTensors:
             part[:, valid:] = 0
 
     def read_pages(self, pages: Sequence[int], into: Sequence[memoryview], tokens: Sequence[int]) -> None:
+        self.arrivals.touch(pages)
         if self._copies is not None:
             valid = [[count // grain for grain in self._grains] for count in tokens]
             self._copies.read(self._staged_pages, pages, into, valid)
@@ -120,15 +144,27 @@ class StateTensors:
     def write_page(self, page: int, data: memoryview) -> None:
         self.write_pages([page], [data])
 
-    def begin_page(self, page: int, data: memoryview) -> None:
-        if self._copies is not None:
-            self._copies.write(self._staged_pages, [page], [data])
-            return
-        self.write_pages([page], [data])
+    def rooms(self) -> Sequence[memoryview]:
+        if self._copies is None:
+            return ()
+        if not self._rooms:  # only where a disk is loaded from
+            size = max(ROOM_BYTES, self.page_bytes, self.ring_bytes)
+            self._rooms = [self._copies.allocate(size) for _ in range(ROOMS)]
+        return self._rooms
+
+    def layered(self, pages: Sequence[int], data: Sequence[memoryview]) -> Callable[[], Arrival] | None:
+        if self._layered is None or self._copies is None or not pages:
+            return None
+        if len(pages) * self.page_bytes < self._layered.least_bytes:
+            return None
+        located = self._copies.located(data)
+        return None if located is None else partial(self._layered.begin, *located, pages)
 
     def finish(self) -> None:
         if self._copies is not None:
             self._copies.finish()
+        if self._layered is not None:
+            self._layered.finish()
 
     def write_pages(self, pages: Sequence[int], data: Sequence[memoryview]) -> None:
         if self._copies is not None:

@@ -9,23 +9,26 @@ moves content from the device to the host arena; the disk gets it at landing poi
 over root and tokens, so whatever is found under a key is that prefix's state in this format, or fails its checksum.
 """
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from longread.kv.arrivals import Arrival
 from longread.kv.cache import KVCache
 from longread.kv.chain import ID_BYTES, TokenChain, common_tokens
 from longread.kv.host import HostArena
 from longread.kv.index import Entry
-from longread.kv.lease import Lease, RecordStore
+from longread.kv.lease import Lease, Load, RecordStore
 from longread.kv.persist import Persister
 from longread.kv.policy import WAIT_GAIN
 from longread.kv.records import Kind, Known
 from longread.kv.transfer import Disk, IOThreads, Move, Tier, Transfer
 from longread.spec.errors import StoreError
 from longread.spec.state import PAGE_TOKENS
+
+log = logging.getLogger(__name__)
 
 LOOKUP_BATCH = 64  # pages asked for at first; doubled while they are there, so a miss costs one query
 LOOKUP_LIMIT = 1024
@@ -72,6 +75,7 @@ class Tiers:
         self._persister = Persister(cache, records, self._threads, host, disk, interval) if disk is not None else None
         self._transfers: list[Transfer] = []
         self._coming: dict[tuple[Kind, bytes], Transfer] = {}
+        self._arriving: list[tuple[Transfer, Arrival]] = []  # published, and still read from the arena
         self._leaving: list[tuple[int, memoryview, int]] = []  # pages with their records and tokens: read together
         self._open = True
         cache.tiers = self
@@ -81,7 +85,8 @@ class Tiers:
     @property
     def busy(self) -> bool:
         """Whether ``work`` or ``collect`` has something to do, now or soon."""
-        return self._open and bool(self._transfers or (self._persister is not None and self._persister.pending))
+        pending = self._persister is not None and self._persister.pending
+        return self._open and bool(self._transfers or self._arriving or pending)
 
     @property
     def errors(self) -> int:
@@ -105,9 +110,9 @@ class Tiers:
             self._persister.work()
 
     def wait(self, seconds: float) -> None:
-        """Until an I/O thread has finished something, at most ``seconds``; at once if none has anything to do."""
+        """Until an I/O thread has finished something, at most ``seconds``; at once if nothing is to be waited for."""
         blocked = self._persister is not None and self._persister.blocked
-        if (self._transfers or blocked) and not any(transfer.done for transfer in self._transfers):
+        if (self._transfers or self._arriving or blocked) and not any(transfer.done for transfer in self._transfers):
             self._threads.signal.wait(seconds)
         self._threads.signal.clear()
 
@@ -166,17 +171,19 @@ class Tiers:
     def start(self, found: Found) -> Transfer:
         """Reserve pages and hand the load to the loader. Raises CapacityError, and then nothing is held."""
         data: dict[tuple[Kind, bytes], memoryview] = {}
-        with ExitStack() as undo:
+        load: Load | None = None
+        try:
             # Held first: winning pages evicts others, which move into the arena and may push these out. From the
             # deepest on, so that the root is used last: without it the others cannot be reached.
             for source in reversed(found.sources):
                 if source.tier == "host":
                     ref = (source.known.kind, source.known.key)
                     data[ref] = self.host.hold(*ref)
-                    undo.callback(self.host.release, *ref)
             wanted = len(found.pages) + (found.tail is not None)
             load = self._cache.begin_load(found.chain, found.shared, wanted, found.ring is not None)
-            undo.pop_all()
+        finally:
+            for ref in data if load is None else ():
+                self.host.release(*ref)
         targets = load.pages[found.shared :] + ([load.row] if load.row is not None else [])
         moves = [
             Move(source.known, source.tier, target, data.get((source.known.kind, source.known.key)))
@@ -207,11 +214,10 @@ class Tiers:
         return True
 
     def collect(self) -> None:
-        """Publish what the loader has finished."""
-        if not self._transfers:
-            return
+        """Publish what the loader has finished, and let go of what was read."""
         for transfer in [each for each in self._transfers if each.done]:
             self._close(transfer)
+        self._let_arrived_go()
 
     def promote(self, chain: TokenChain) -> None:
         """``find``, load and publish in one go, for a caller that has nothing else to do meanwhile."""
@@ -256,10 +262,12 @@ class Tiers:
             self._persister.try_all_again()
         done = self.flush(seconds)
         ended = self._threads.stop(finish_writes=done)
-        self.collect()
-        self._cache.tiers = None
         if self.disk is not None and ended:
             self.disk.close()
+        if self._transfers or self._arriving:
+            self._records.finish()  # the arena may be gone behind this
+        self.collect()
+        self._cache.tiers = None
 
     def check(self) -> None:
         """Audit the tiers' own books. Raises AssertionError that lists each difference."""
@@ -276,6 +284,7 @@ class Tiers:
     def evicting(self, entry: Entry, page: bool) -> None:
         """Content leaves the device: into the arena, unless a longer run on the same page says it as well."""
         assert entry.parent is not None
+        self._let_arrived_go()
         kind: Kind = "page" if entry.full else "tail"
         if page and not self._covered(entry):
             known = Known(kind, entry.key, entry.parent.key, entry.depth, entry.run, entry.snapshot is not None)
@@ -418,11 +427,26 @@ class Tiers:
         tail = None
         if transfer.tail is not None and moved > pages:
             tail = (transfer.tail.key, transfer.tail.run)
+        if transfer.arrival is not None:
+            self._records.arrivals.begun(transfer.arrival, load.pages[load.shared :][:pages])
+            self._arriving.append((transfer, transfer.arrival))
         self._cache.end_load(load, load.shared + min(moved, pages), tail, moved == len(transfer.moves))
         for move in transfer.moves:
             del self._coming[move.known.kind, move.known.key]
-            if move.data is not None:
-                self.host.release(move.known.kind, move.known.key)
+        if transfer.arrival is None:
+            self._let_go(transfer)
         self._transfers.remove(transfer)
         transfer.ended = time.monotonic()
         transfer.closed = True
+
+    def _let_arrived_go(self) -> None:
+        for transfer, arrival in [each for each in self._arriving if each[1].over()] if self._arriving else ():
+            self._arriving.remove((transfer, arrival))
+            self._let_go(transfer)
+            log.debug("%d records in %.1f ms, layer by layer", len(transfer.moves), 1e3 * arrival.seconds())
+
+    def _let_go(self, transfer: Transfer) -> None:
+        """Nothing is read from the arena for it any more."""
+        for move in transfer.moves:
+            if move.data is not None:
+                self.host.release(move.known.kind, move.known.key)

@@ -9,10 +9,13 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Literal, Protocol
 
+from longread.kv.arrivals import Arrival
 from longread.kv.lease import Load, RecordStore
 from longread.kv.records import Kind, Known, Record, Verdict
 
@@ -20,6 +23,8 @@ log = logging.getLogger(__name__)
 
 Tier = Literal["host", "disk"]
 Fault = Literal["absent", "corrupt", "error"]  # error: the store could not be asked
+Found = tuple[Verdict, memoryview]
+Batches = Generator[Sequence[Found], None, None]
 STOP_SECONDS = 30.0  # a disk that hangs must not hold the process
 
 
@@ -35,7 +40,9 @@ class Disk(Protocol):
     def nearest(self, parent: bytes, ahead: bytes) -> list[Known]: ...
     def tails(self, ahead: Mapping[bytes, bytes]) -> dict[bytes, list[Known]]: ...
     def other_roots(self, content_key: bytes) -> list[str]: ...
-    def stream(self, wanted: Sequence[tuple[Kind, bytes]]) -> Iterator[tuple[Verdict, memoryview]]: ...
+    def batches(
+        self, wanted: Sequence[tuple[Kind, bytes]], rooms: Sequence[memoryview]
+    ) -> Generator[Sequence[tuple[Verdict, memoryview]], None, None]: ...
     def write(self, records: Sequence[Record]) -> int: ...
     def touch(self, keys: Sequence[bytes]) -> None: ...
     def close(self) -> None: ...
@@ -55,7 +62,8 @@ class Move:
 class Transfer:
     """A load in flight. ``moves`` in order: pages of the chain, then a tail, then a ring; the first that fails is the
     end (``broken``, for ``fault``). ``done`` is set by the loader when it will touch nothing any more, ``closed`` by
-    the engine's thread when the books are straight. ``seconds`` by tier.
+    the engine's thread when the books are straight. ``arrival``: its pages were only begun, layer by layer, and are
+    whole when that is over. ``seconds`` by tier, of such pages until all of it was begun.
     """
 
     load: Load
@@ -68,6 +76,7 @@ class Transfer:
     broken: Move | None = None
     fault: Fault = "error"
     seconds: dict[Tier, float] = field(default_factory=dict)
+    arrival: Arrival | None = None
     done: bool = False
     closed: bool = False
     ended: float = 0.0
@@ -121,12 +130,13 @@ class IOThreads:
             log.error("the store: %s failed: %s; later errors are only counted (store_errors)", what, error)
 
     def _run_load(self, transfer: Transfer, fence: object) -> None:
-        wanted = [(move.known.kind, move.known.key) for move in transfer.moves if move.data is None]
         try:
             self._pages.after(fence)
-            stream = self._disk.stream(wanted) if self._disk is not None and wanted else iter(())
+            if self._begin_all(transfer):
+                return
             try:
-                self._move_all(transfer, stream)
+                with closing(self._read(transfer.moves)) as batches:
+                    self._move_all(transfer, batches)
             finally:  # on an error, too: pages are given back that must not be written behind somebody's back
                 begun, transfer.moved = transfer.moved, 0  # if this fails, nobody knows which of them are whole
                 self._pages.finish()
@@ -139,39 +149,62 @@ class IOThreads:
             transfer.done = True
             self.signal.set()
 
-    def _move_all(self, transfer: Transfer, stream: Iterator[tuple[Verdict, memoryview]]) -> None:
-        for run in _runs(transfer.moves, self._pages.pages_at_once):
-            if transfer.cancelled:
-                return
+    def _begin_all(self, transfer: Transfer) -> bool:
+        """Begin to bring a load that is in memory, layer by layer, so that it can be used before it is there. False:
+        it is not such a load.
+
+        What is copied when a sequence opens, a tail and a ring, comes first and is waited for.
+        """
+        last = transfer.tail  # a whole page's record, where another text goes on behind some of its tokens
+        pages = [move for move in transfer.moves if move.known.kind == "page" and move.known is not last]
+        data = [move.data for move in transfer.moves if move.data is not None]
+        if transfer.cancelled or not pages or len(data) < len(transfer.moves):
+            return False
+        begin = self._pages.layered([move.target for move in pages], data[: len(pages)])
+        if begin is None:
+            return False
+        start = time.monotonic()
+        try:
+            for move in transfer.moves[len(pages) :]:
+                assert move.data is not None
+                self._write([move], [move.data])
+            transfer.arrival = begin()
+        except BaseException:
+            self._pages.finish()
+            raise
+        transfer.seconds["host"] = time.monotonic() - start
+        transfer.moved = len(transfer.moves)
+        return True
+
+    def _read(self, moves: Sequence[Move]) -> Batches:
+        """What of these comes from the disk, in order."""
+        wanted = [(move.known.kind, move.known.key) for move in moves if move.data is None]
+        if self._disk is not None and wanted:
+            yield from self._disk.batches(wanted, self._pages.rooms())
+
+    def _move_all(self, transfer: Transfer, batches: Batches) -> None:
+        runs = _runs(transfer.moves, self._pages.pages_at_once, batches)
+        while not transfer.cancelled:
             start = time.monotonic()
-            verdict = self._move(run, stream)
+            run, found = next(runs, ((), ()))
+            if not run:
+                return
+            whole = [data for _, data in takewhile(lambda each: each[0] == "whole", found)]
+            if whole:
+                self._write(run[: len(whole)], whole)
             spent = transfer.seconds.get(run[0].source, 0.0) + time.monotonic() - start
             transfer.seconds[run[0].source] = spent
+            transfer.moved += len(whole)
+            verdict = found[len(whole)][0] if len(whole) < len(run) else "whole"
             if verdict != "whole":
-                transfer.broken, transfer.fault = run[0], verdict
+                transfer.broken, transfer.fault = run[len(whole)], verdict
                 return
-            transfer.moved += len(run)
 
-    def _move(self, run: Sequence[Move], stream: Iterator[tuple[Verdict, memoryview]]) -> Verdict:
-        move = run[0]
-        if len(run) > 1:
-            self._pages.write_pages([each.target for each in run], [each.data for each in run if each.data is not None])
-            return "whole"
-        data = move.data
-        if data is None:
-            found = next(stream, None)
-            if found is None:
-                return "absent"
-            verdict, data = found
-            if verdict != "whole":
-                return verdict
-        if move.known.kind == "ring":
-            self._pages.write_ring(move.target, data)
-        elif move.data is None:
-            self._pages.begin_page(move.target, data)  # while the device writes it the next one is read
+    def _write(self, run: Sequence[Move], data: Sequence[memoryview]) -> None:
+        if run[0].known.kind == "ring":
+            self._pages.write_ring(run[0].target, data[0])
         else:
-            self._pages.write_page(move.target, data)
-        return "whole"
+            self._pages.write_pages([move.target for move in run], data)
 
     def _run_write(self, write: Write) -> None:
         try:
@@ -188,16 +221,29 @@ class IOThreads:
             self.signal.set()
 
 
-def _runs(moves: Sequence[Move], most: int) -> Iterator[Sequence[Move]]:
-    """The moves in order, pages that are in memory up to ``most`` together, all others one by one."""
+def _runs(moves: Sequence[Move], most: int, batches: Batches) -> Iterator[tuple[Sequence[Move], Sequence[Found]]]:
+    """The moves in order, each with its verdict and bytes: pages that are in memory up to ``most`` together, those of a
+    disk as many as it brings together, rings one by one.
+    """
+    came: deque[Found] = deque()
     first = 0
     while first < len(moves):
-        end = first
-        while end < min(first + most, len(moves)) and moves[end].data is not None and moves[end].known.kind != "ring":
-            end += 1
-        end = max(end, first + 1)
-        yield moves[first:end]
+        read, room = moves[first].data is None, most
+        if read:
+            if not came:
+                came.extend(next(batches, [("absent", memoryview(b""))]))
+            room = len(came)
+        end = first + 1
+        if moves[first].known.kind != "ring":
+            while end < min(first + room, len(moves)) and _alike(moves[first], moves[end]):
+                end += 1
+        run = moves[first:end]
+        yield run, [came.popleft() for _ in run] if read else [("whole", m.data) for m in run if m.data is not None]
         first = end
+
+
+def _alike(page: Move, move: Move) -> bool:
+    return (move.data is None) == (page.data is None) and move.known.kind != "ring"
 
 
 class _Thread:

@@ -169,7 +169,7 @@ def up_to(where: Chunk, save: Save) -> Chunk:
     return replace(where, meta=meta, extent=None)
 
 
-def finished(steps: Layers) -> Tensor | None:
+def finished(steps: Generator[object, None, Tensor | None]) -> Tensor | None:
     """What ``steps`` return, run to their end."""
     while True:
         try:

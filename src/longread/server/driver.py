@@ -117,6 +117,7 @@ class EngineDriver:
         self._engine: AnyEngine | None = None
         self._attached: Attached | None = None  # the engine, where it is a process's and there
         self._closing = False
+        self._hurried = False
         self._end_seconds = MOST_WRITING
         self._watches: tuple[Watch, ...] = ()  # replaced whole by the loop thread, read by the engine's
         self.state: State = "loading"
@@ -281,7 +282,8 @@ class EngineDriver:
             self._thread.join(seconds)
 
     def hurry(self) -> None:
-        """End the draining of a ``close`` now, and an engine's process with it."""
+        """End the draining of a ``close`` now, and an engine's process with it: also of one that only comes."""
+        self._hurried = True  # before the thread sees what becomes of the process
         self._idle.set()
         if isinstance(self._engine, ProcessEngine):
             self._engine.kill()
@@ -506,7 +508,7 @@ class EngineDriver:
     def _await_turn(self, lost: LongreadError, life: float) -> bool:
         """End what was in flight and wait until it is time for the next engine. False: the server closes meanwhile."""
         assert self._restarts is not None
-        if self._closing:
+        if self._closing or self._hurried:
             self._post(self._lost, None)
             return False
         delay = self._restarts.died(life)
@@ -526,7 +528,7 @@ class EngineDriver:
             if isinstance(command, Close):
                 return False
             settled = settled or isinstance(command, Settled)
-        return not self._closing
+        return not (self._closing or self._hurried)
 
     def _await_end(self, engine: ProcessEngine) -> None:
         """The loop serves. Raises EngineLostError where the process ended."""

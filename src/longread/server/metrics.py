@@ -124,7 +124,7 @@ _COUNTERS = {
     "pages_evicted": "KV pages evicted to make room.",
     "snapshots_evicted": "Ring snapshots evicted to make room.",
     "num_preemptions": "Requests preempted to free KV pages.",
-    "prompt_tokens": "Prompt tokens of admitted requests.",
+    "prompt_tokens": "Prompt tokens read or reused, step by step.",
     "generation_tokens": "Tokens generated.",
     "store_written_bytes": "Bytes of pages and snapshots written to the store.",
     "store_skipped_writes": "Landing points that were not written because the writer was behind.",
@@ -179,9 +179,9 @@ class EngineCollector(Collector):
         config = GaugeMetricFamily(
             PREFIX + "cache_config_info",
             "Cache configuration; always 1.",
-            labels=["model_name", "block_size", "num_gpu_blocks", "max_model_len"],
+            labels=["model_name", "block_size", "num_gpu_blocks", "max_model_len", "dtype", "cache_dtype"],
         )
-        values = (info.page_tokens, info.num_pages, info.max_model_len)
+        values = (info.page_tokens, info.num_pages, info.max_model_len, info.dtype, info.cache_dtype)
         config.add_metric([self._model_name, *map(str, values)], 1)
         yield config
 

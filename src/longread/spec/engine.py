@@ -89,11 +89,12 @@ class RequestTimes:
     """Monotonic seconds; 0.0 where a request never got there. TTFT = first_token - arrived, a sum of named parts.
 
     Moments in order: ``arrived`` (submitted), ``looked_up`` (its prompt was looked up for the first time), ``loaded``
-    (what the slower tiers gave was on the device; equals ``looked_up`` where nothing was loaded), ``scheduled``
+    (what the slower tiers gave could be used; equals ``looked_up`` where nothing was loaded), ``scheduled``
     (admitted), ``prefill_started`` and ``prefill_finished`` (around all
     its prompt's steps), ``first_token``, ``finished``. Durations: ``lookup`` (hashing and asking the tiers),
-    ``load_host`` and ``load_disk`` (wall time of the load, shared out by what each tier took). ``prefill_tokens`` were
-    computed in ``prefill_chunks`` steps.
+    ``load_host`` and ``load_disk`` (wall time of the load until it could be used, shared out by what each tier took: a
+    load from pinned memory that comes layer by layer is used while it comes, and what is waited for then is part of
+    prefill). ``prefill_tokens`` were computed in ``prefill_chunks`` steps.
     """
 
     arrived: float = 0.0
@@ -188,6 +189,8 @@ class EngineInfo:
     cache_root: bytes = b""  # what the identity of every page begins with
     step_target: float | None = None  # seconds that a step may take where no target of the SLO is shorter; None: any
     step_reason: str = ""  # why these
+    dtype: str = ""  # what it computes in, and what it keeps; "": not told
+    cache_dtype: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -296,6 +296,31 @@ def test_full_slots_and_a_queue_do_not_stop_it(groups: tuple) -> None:
     assert {end.reason for end in seen.ends.values()} == {"length"}
 
 
+@GROUPS
+def test_who_waits_for_pages_does_not_stop_it_and_comes_when_there_are(groups: tuple) -> None:
+    """Slots are free, and the books say that nothing was given back since: nothing is to be decided. A request that
+    fits comes at once.
+    """
+    engine, seen = toy_engine(groups, num_pages=7, max_num_batched_tokens=2048, device=True), Seen()
+    engine.submit(asking("runs", prompt(300, 0), 60))
+    until_ahead(engine, seen, 1)
+    large = asking("waits", prompt(1400, 1), 10)
+    engine.submit(large)
+    seen.take(engine.step())  # booked: the next one is looked at by a schedule
+    seen.take(engine.step())
+    standing = engine.explain("waits")
+    assert standing is not None and standing.reason == "pages"
+    for _ in range(20):
+        seen.take(engine.step())
+        assert engine._ahead is not None and engine.stats().num_requests_waiting == 1
+    engine.submit(asking("fits", prompt(20, 2), 3))
+    seen.take([*engine.step(), *engine.step()])
+    assert "fits" in seen.tokens and "runs" not in seen.ends
+    run(engine, seen)
+    assert {end.reason for end in seen.ends.values()} == {"length"}
+    assert seen.tokens["waits"] == answer(groups, large)
+
+
 def test_slices_keep_to_a_promised_tpot() -> None:
     scheduler = toy_engine(slo=Slo(tpot=0.03))._scheduler
     assert scheduler.slice_seconds(0.04) == 0.03

@@ -15,6 +15,7 @@ from longread.engine import load_device, slices
 from longread.engine.device_runner import GRAPH_CHUNKS, batch_buckets, chunk_sizes, eager_bound, eager_bounds
 from longread.engine.engine import LocalEngine
 from longread.engine.load import load_resolved
+from longread.engine.slices import Part
 from longread.models.native_step import pieces
 from longread.models.native_v4 import NativeV4
 from longread.plan.machine import probe_machine
@@ -65,7 +66,7 @@ def test_answers_go_on_from_states_kept_inside_a_chunk(model: Path, monkeypatch:
     plain = NativeV4.chunk_layers
 
     def spied(self: NativeV4, *args: Any) -> Any:
-        inside.update(position for position, *_ in args[4])
+        inside.update(position for saves in args[4:] for position, *_ in saves)
         return plain(self, *args)
 
     monkeypatch.setattr(NativeV4, "chunk_layers", spied)
@@ -165,8 +166,8 @@ def test_what_happens_to_a_chunk_underway(model: Path, way: str, monkeypatch: py
     device._scheduler.check()
 
 
-def _breaks() -> Generator[None, None, torch.Tensor]:
-    yield
+def _breaks() -> Generator[Part, None, torch.Tensor]:
+    yield Part(0, 1400)
     raise RuntimeError("on purpose")
 
 

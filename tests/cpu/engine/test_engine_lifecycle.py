@@ -170,6 +170,24 @@ def test_refusals_keep_nothing() -> None:
     engine.submit(GenerationRequest("r", prompt(6), GREEDY))  # an ended id may be used again
 
 
+def test_a_long_prompt_counts_as_it_is_read_and_no_token_twice() -> None:
+    model = ToyModel(RING_GROUPS)
+    engine, other = toy_engine(model=model, max_num_batched_tokens=500), toy_engine(device=True)
+    engine.submit(GenerationRequest("r", prompt(1300), GREEDY))
+    engine.step()
+    assert engine.stats().prompt_tokens == 500
+    engine.step()
+    assert engine.stats().prompt_tokens == 1000
+    engine._scheduler._preempt(engine._scheduler._running[0], keep_tail=False)
+    run(engine)
+    assert engine.stats().prompt_tokens == 1300 < model.tokens_run - 5  # what was lost was computed again
+    other.submit(GenerationRequest("r", prompt(1300), GREEDY))
+    other.step()
+    other.cancel("r")
+    run(other, GenerationRequest("again", prompt(1300), GREEDY))  # finds 512 of them
+    assert other.stats().prompt_tokens == 512 + 1300
+
+
 def test_times_stats_and_cached_tokens() -> None:
     engine, text = toy_engine(), prompt(700)
     before = time.monotonic()

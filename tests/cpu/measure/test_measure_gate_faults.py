@@ -12,6 +12,7 @@ from planted_faults import HARMLESS, NONE, fault_of, faulty_server
 from longread.measure.gate.profiles import built_in
 from longread.measure.gate.record import Sayings
 from longread.measure.gate.run import Outcome, Settings, Watch, make_base, run_gate
+from longread.spec.config import Dtype
 
 LENGTH, DOCUMENTS, PAGES = 512, 3, 24
 
@@ -36,8 +37,8 @@ def base() -> Sayings:
     return found
 
 
-def gate(name: str, base: Sayings | None, levels: tuple[int, ...]) -> Outcome:
-    with faulty_server(fault_of(name), 2048, PAGES) as address:
+def gate(name: str, base: Sayings | None, levels: tuple[int, ...], dtype: Dtype = "float32") -> Outcome:
+    with faulty_server(fault_of(name), 2048, PAGES, dtype) as address:
         return asyncio.run(run_gate(settings(address, levels), built_in("lossless"), base, Watch()))
 
 
@@ -59,3 +60,19 @@ def test_another_chunk_size_passes(base: Sayings) -> None:
 def test_an_ignored_temperature_fails_and_the_rest_of_exactness_holds() -> None:
     outcome = gate("temperature ignored", None, (0,))
     assert failed(outcome) == {"temperature 0.5"}, outcome.levels
+    assert outcome.levels[0].notes[0].startswith("the limit of float32, as the server tells")
+
+
+def test_bfloat16_rounds_by_more_than_float32_may_and_passes_by_its_own_limits() -> None:
+    outcome = gate("none", None, (0,), "bfloat16")
+    judged = {f.name: f for f in outcome.levels[0].findings}
+    assert outcome.verdict == "PASS", judged
+    assert outcome.levels[0].notes[0].startswith("the limits of bfloat16 and FP8 (bfloat16, as the server tells)")
+    gap = judged["tail_gap"].value
+    assert gap is not None and gap > built_in("lossless")["logprob_gap"]
+
+
+def test_a_window_of_one_position_before_fails_by_the_limits_of_bfloat16() -> None:
+    """The least fault of the cache: it changes no text."""
+    outcome = gate("off-by-one snapshot", None, (0,), "bfloat16")
+    assert {"same answer in every situation", "tail_gap"} <= failed(outcome), outcome.levels

@@ -12,8 +12,9 @@ pytest.importorskip("triton")
 from tests.gpu.kernels.test_gpu_experts import chosen, made
 
 from longread.kernels.counters import COUNTERS, counters
+from longread.kernels.experts import few_gluon, ref
 from longread.kernels.experts import few_triton as few
-from longread.kernels.experts import ref
+from longread.kernels.experts.few_gluon import Tile
 from longread.kernels.experts.few_triton import Few
 from longread.kernels.fp8.ref import quantise
 
@@ -64,6 +65,23 @@ def test_experts_of_few_tokens(device: str, kind: str, config: Few, t: int, k: i
     assert torch.equal(got, run(c, config))
 
 
+@pytest.mark.parametrize("t, k, e", [(1, 1, 1), (3, 2, 4), (8, 6, 256), (21, 6, 7), (16, 8, 2), (40, 6, 9)])
+def test_blocks_hold_every_pair_once(device: str, t: int, k: int, e: int) -> None:
+    ids = torch.stack([torch.randperm(max(e, k))[:k] for _ in range(t)]).to(torch.int32)
+    ids = torch.where((ids >= e) | (torch.rand(t, k) < 0.2), -1, ids).to(device)
+    torch.full((1 << 12,), 77, dtype=torch.int32, device=device)  # what new memory may hold
+    order, experts, count = few.blocks_of(ids, e)
+    flat, found, filled = ids.flatten().tolist(), [], {}
+    for expert, block in zip(experts.tolist(), order.view(count, few.PAIRS).tolist(), strict=True):
+        pairs = [pair for pair in block if pair >= 0]
+        assert all(flat[pair] == expert for pair in pairs) and bool(pairs) == (expert >= 0)
+        assert block[: len(pairs)] == sorted(pairs)
+        found += pairs
+        filled.setdefault(expert, []).append(len(pairs))
+    assert sorted(found) == [pair for pair, expert in enumerate(flat) if expert >= 0]
+    assert all(size == few.PAIRS for sizes in filled.values() for size in sizes[:-1] if sizes[-1])
+
+
 @pytest.mark.parametrize("kind, k, d, limit", [("fp4", 6, 4096, 10.0), ("fp8", 8, 7168, None)])
 @pytest.mark.parametrize("t", [1, 2, 3, 8, 16, 33, 64])
 @real_sizes
@@ -72,6 +90,30 @@ def test_real_sizes(device: str, kind: str, k: int, d: int, limit: float | None,
     got = run(c)
     check(c, got)
     assert torch.equal(got, run(c))
+
+
+@pytest.mark.parametrize("t", [1, 9])
+@real_sizes
+def test_weights_by_way_of_shared_memory(device: str, t: int) -> None:
+    """The kernels of few_gluon: experts missing, a token without any, NaN in its row, tiles of both kinds."""
+    c = case("fp4", t, 6, 16, 4096, 2048, device)
+    c["ids"][0, 2] = -1
+    if t > 1:
+        c["ids"][3] = -1
+    w, pairs = ref.prepare(c["w"]), c["ids"].numel()
+    assert few_gluon.fits(c["q"], w)
+    check(c, run(c))
+    for first, second in ((Tile(64, 4), Tile(64, 4)), (Tile(16, 4, 4, 1, 5), Tile(32, 4, 4, 1, 4))):
+        order, experts, count = few.blocks_of(c["ids"], 16)
+        y = few_gluon.products(c["q"], order, experts, count, pairs, w, c["limit"], (first, second))
+        check(c, few.summed(y, c["ids"], c["weights"], c["shared"]))
+    if t > 1:
+        clean = run(c)
+        c["q"].scales[1] = float("nan")
+        got = run(c)
+        assert got[1].isnan().all()
+        kept = [i for i in range(t) if i != 1]
+        assert torch.equal(got[kept], clean[kept])
 
 
 def test_a_tokens_bits_do_not_depend_on_the_others(device: str) -> None:

@@ -178,9 +178,23 @@ def test_rows_choose_exactly(
     assert got.dtype == torch.int32 and torch.equal(got, want)
 
 
-@pytest.mark.parametrize("seed, values", [(1, "random"), (2, "equal"), (3, "zeros of both signs"), (4, "two levels")])
+@pytest.mark.parametrize(
+    "seed, values",
+    [
+        (1, "random"),
+        (2, "equal"),
+        (3, "zeros of both signs"),
+        (4, "two levels"),
+        (5, "far apart"),
+        (6, "one far ahead"),
+        (7, "infinities"),
+    ],
+)
 @pytest.mark.parametrize("pruned", [False, True])
 @pytest.mark.parametrize("top_k", [16, 24])
+@pytest.mark.filterwarnings(
+    "ignore:(invalid value|overflow) encountered:RuntimeWarning"
+)  # the interpreter's arithmetic
 def test_the_best_of_hard_rows(
     device: str, seed: int, values: str, pruned: bool, top_k: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,6 +208,9 @@ def test_the_best_of_hard_rows(
         "equal": torch.full((10, n), -3.5),
         "zeros of both signs": torch.zeros(10, n).copysign(torch.randn(10, n, generator=g)),
         "two levels": torch.randint(0, 2, (10, n), generator=g).float() - (torch.arange(n) % 7 == 0).float(),
+        "far apart": torch.exp(torch.randn(10, n, generator=g) * 20),
+        "one far ahead": torch.where(torch.arange(n) == 5, 1e38, torch.randn(10, n, generator=g) * 1e-3),
+        "infinities": torch.randn(10, n, generator=g) / (torch.arange(n) % 3 != 0),
     }[values]
     how = topk.plan(n, top_k)
     assert how is not None and how.pruned == pruned

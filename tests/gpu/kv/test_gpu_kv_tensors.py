@@ -1,12 +1,14 @@
 """State tensors on a GPU: records are those of a CPU, and loads and saves keep their order beside a busy model."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from staged_records import PAGES, SNAPSHOTS, arena, pair, put, same
+from staged_records import GROUPS, PAGES, SNAPSHOTS, arena, pair, put, same
 
+from longread.kernels.records import ref
+from longread.kv import layer_loads
 from longread.kv.tensors import StateTensors
 from longread.spec.state import StateGroup
 
@@ -125,7 +127,7 @@ def test_pages_that_were_begun_are_whole_when_they_are_finished(staging: int, de
                 made[:] = memory
                 staged.write_page(page, made)
             else:
-                staged.begin_page(page, memoryview(memory))
+                staged.write_page(page, memoryview(memory))
             memory[:] = b"x" * len(memory)
         staged.finish()
 
@@ -204,3 +206,108 @@ def test_pages_of_a_real_size_come_back(device: str) -> None:
     staged.settle()
     for page, room in zip(targets, loaded, strict=True):
         assert saved[page] == room
+
+
+def layered(device: str, groups: tuple[StateGroup, ...], pages: int, monkeypatch: pytest.MonkeyPatch) -> StateTensors:
+    monkeypatch.setattr(layer_loads, "LEAST_BYTES", 0)
+    spread: layer_loads.Spread = ref.spread
+    if device == "cuda":
+        from longread.kernels.records import triton
+
+        spread = triton.spread
+    return StateTensors(groups, pages, 1, 1, torch.bfloat16, device, 1 << 20, spread)
+
+
+def begun(staged: StateTensors, pages: list[int], rooms: list[memoryview]) -> None:
+    """As the tiers have it: on a thread of its own, then told."""
+    fence = staged.fence()
+
+    def load() -> None:
+        staged.after(fence)
+        begin = staged.layered(pages, rooms)
+        assert begin is not None
+        arrivals.append(begin())
+
+    arrivals: list[layer_loads.Arrival] = []
+    elsewhere(load)
+    staged.arrivals.begun(arrivals[0], pages)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_touches_a_page_on_its_way_waits_for_it(seed: int, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy, a record read, a page given to somebody else; odd widths among the groups."""
+    staged = layered(device, GROUPS, PAGES, monkeypatch)
+    plain = StateTensors(GROUPS, PAGES, 1, 1, torch.bfloat16)
+    g = torch.Generator().manual_seed(seed)
+    rooms = arena(staged, 3 * PAGES)
+    for round_ in range(6):
+        pages = torch.randperm(PAGES, generator=g)[: 3 + seed].tolist()
+        given = [put(rooms, 100 * round_ + page) for page in pages]
+        for room in given:
+            torch.frombuffer(room, dtype=torch.uint8).random_(0, 255, generator=g)
+        staged.taken(pages)
+        begun(staged, pages, given)
+        plain.write_pages(pages, given)
+        source, target = torch.randint(0, PAGES, (2,), generator=g).tolist()
+        for store in (plain, staged):
+            if round_ % 3 == 0:
+                store.copy_page(source, target)
+            elif round_ % 3 == 1:
+                store.taken([source])
+                for group in GROUPS[:3]:
+                    store.views[group.name][:, source].view(torch.uint8).fill_(round_)
+        if round_ % 3 == 2:
+            record, expected = (memoryview(bytearray(plain.page_bytes)) for _ in range(2))
+            staged.read_page(pages[0], record, 256)
+            plain.read_page(pages[0], expected, 256)
+            assert record == expected
+    staged.finish()
+    assert same(plain, staged)
+
+
+def test_a_captured_chunk_meets_each_layer_as_it_came(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a real size: replayed at once behind a load's beginning, again and again with other records."""
+    if device != "cuda":
+        pytest.skip("graphs are a GPU's")
+    pages = 300
+    staged = layered(device, FLASH, pages + 20, monkeypatch)
+    rooms = arena(staged, pages)
+    given = [put(rooms, page) for page in range(pages)]
+    seen = {group.name: torch.empty_like(staged.views[group.name]) for group in FLASH[:3]}
+
+    def steps() -> Generator[None, None, None]:
+        for layer in range(15):
+            for name, view in seen.items():
+                view[layer].copy_(staged.views[name][layer])
+            if layer < 14:
+                yield
+
+    def chunk() -> None:
+        for _ in staged.arrivals.layers(steps()):
+            pass
+
+    side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        chunk()
+        side.synchronize()
+        graph.capture_begin(capture_error_mode="thread_local")
+        chunk()
+        graph.capture_end()
+    torch.cuda.current_stream().wait_stream(side)
+    g = torch.Generator().manual_seed(1)
+    for _ in range(6):
+        targets = torch.randperm(pages + 20, generator=g)[:pages].tolist()
+        for room in given:
+            torch.frombuffer(room, dtype=torch.uint8).random_(generator=g)
+        staged.taken(targets)
+        begun(staged, targets, given)
+        graph.replay()
+        staged.arrivals.replayed()
+        torch.cuda.synchronize()
+        record = memoryview(bytearray(staged.page_bytes))
+        for name, view in seen.items():
+            assert torch.equal(view, staged.views[name])
+        for target, room in list(zip(targets, given, strict=True))[::37]:
+            staged.read_page(target, record, 256)
+            assert record == room

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from longread.cli import main as cli
+from longread.cli.engine_flags import options_from
 from longread.cli.plan import find_spec
 from longread.cli.serve import ENCODINGS, engine_options, server_options
 from longread.spec.config import EngineOptions, Slo
@@ -155,6 +156,29 @@ def test_ctrl_c_is_clean(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> No
 
     monkeypatch.setattr(cli, "_run", interrupted)
     assert failing(["plan", "x"], capsys, 130) == "longread: interrupted"
+
+
+def test_ingest_reads_on_what_serve_computes_on() -> None:
+    """Else a server would not find what was ingested: its cache is another's."""
+    given = [
+        "--device",
+        "cuda",
+        "--dtype",
+        "bfloat16",
+        "--kv-cache-dtype",
+        "bfloat16",
+        "--gpu-memory-utilization",
+        "0.5",
+    ]
+    served = cli.build_parser().parse_args(["serve", "x", "--store", "s", *given])
+    read = cli.build_parser().parse_args(["ingest", "file", "--model", "x", "--store", "s", *given])
+    names = ("device", "dtype", "kv_cache_dtype", "gpu_memory_utilization", "store")
+    one, other = options_from(served, "x"), options_from(read, "x")
+    assert [getattr(one, name) for name in names] == [getattr(other, name) for name in names]
+    assert (other.device, other.kv_cache_dtype, other.gpu_memory_utilization) == ("cuda", "bfloat16", 0.5)
+    shared = ("--device", "--kv-cache-dtype", "--gpu-memory-utilization")
+    helps = [{flag: args.parser._option_string_actions[flag].help for flag in shared} for args in (served, read)]
+    assert helps[0] == helps[1]
 
 
 def test_plan_prints_the_release(capsys: Capture) -> None:

@@ -57,6 +57,16 @@ def test_what_emit_has_to_know(capsys: Capture) -> None:
     assert "--master-addr 10.0.0.1" in text and "NCCL_SOCKET_IFNAME=bond0" in text
 
 
+def test_the_first_layers_of_a_model_are_planned_and_launched_on_one_card(capsys: Capture) -> None:
+    whole = cli.main(["plan", "V4-Flash", "--hardware", "H200", "--emit", "longread"])
+    assert whole == 2 and "does not fit" in capsys.readouterr().err
+    for load in ([], LOAD):
+        text = said(["V4-Flash", "--layers", "32", "--hardware", "H200", *load, "--emit", "longread"], capsys)
+        assert "longread serve DeepSeek-V4-Flash" in text and "--random-weights" in text and "--layers 32" in text
+    assert "32 of 43 layers" in said(["V4-Flash", "--layers", "32", "--hardware", "H200"], capsys)
+    assert cli.main(["plan", "V4-Flash", "--layers", "44"]) == 2 and "ask for 1 to 43" in capsys.readouterr().err
+
+
 def test_converted_experts_take_their_checkpoint(capsys: Capture) -> None:
     text = said([*V4, *LOAD, "--emit", "sglang", "--experts", "fp8", "--model-path", "some/V4-FP8"], capsys)
     assert "--model-path some/V4-FP8" in text
@@ -73,6 +83,7 @@ def test_converted_experts_take_their_checkpoint(capsys: Capture) -> None:
         ([*V4, *LOAD, "--experts", "fp8", "--emit", "vllm"], "--model-path"),
         ([*V4, *LOAD, "--tier", "host"], "--prefix"),
         (["--published", "--tp", "3"], "leave --tp out"),
+        (["--published", "--layers", "3"], "leave --layers out"),
         (["V3", "--published"], "leave 'V3' out"),
         ([*V4, *LOAD, "--gpu-memory-utilization", "0"], "above 0"),
         ([*V4, *LOAD, "--tp", "0"], "below 1"),

@@ -124,7 +124,7 @@ def test_a_config_file_is_a_model(tmp_path: Path, capsys: Capture) -> None:
         (["V3", "--hardware", "8xH20-96", "--kv-cache-dtype", "int3"], ["int3"]),
         (["v4-flsh", "--hardware", "H200"], ["did you mean DeepSeek-V4-Flash?"]),
         (["V3", "--hardware", "8xH20-96", *LOAD, "--calibrate", "/no/such.json"], ["/no/such.json"]),
-        (["V3", "--hardware", "8xH20-96", *LOAD, "--emit", "longread"], ["longread", "GPUs"]),
+        (["V3", "--hardware", "8xH20-96", *LOAD, "--emit", "longread"], ["longread", "one GPU"]),
     ],
 )
 def test_mistakes_are_one_line(argv: list[str], words: list[str], capsys: Capture) -> None:

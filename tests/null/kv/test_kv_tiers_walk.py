@@ -5,6 +5,7 @@ found was once published; what has reached the disk is found again, whatever was
 exactly what its key says; and a load disturbs nobody.
 """
 
+from contextlib import suppress
 from typing import get_args
 
 import pytest
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule, run_state_machine_as_test
 from kv_contents import ROWS_ONLY, WITH_RINGS, Contents, digests
 from kv_late_contents import LateContents
-from kv_walk import DOCUMENTS, LENGTHS, ROOT, Walk
+from kv_layered_contents import LayeredContents
+from kv_walk import CHUNKS, DOCUMENTS, LENGTHS, ROOT, Walk
 from memory_disk import MemoryDisk
 
 from longread.kv.cache import KVCache
@@ -252,8 +254,43 @@ class LateRingTierWalk(RingTierWalk):
     stored = LateContents
 
 
+class LayeredTierWalk(TierWalk):
+    """Loads that are published before they are there."""
+
+    stored = LayeredContents
+    restart = None  # type: ignore[assignment]  # which leaves nothing in the arena
+
+    @initialize(pages=st.sampled_from([6, 9, 14]), slots=st.integers(1, 3), interval=st.sampled_from([256, 32768]))
+    def begin(self, pages: int, slots: int, interval: int) -> None:  # type: ignore[override]
+        """Little on the device, everything in the arena."""
+        TierWalk.begin(self, pages, slots, 5, 60, interval)
+
+    @precondition(lambda self: not self.transfers)
+    @rule(data=st.data(), length=CHUNKS, more=st.sampled_from([0, 1, 2, 40]), away=st.booleans())
+    def come_back(self, data: st.DataObject, length: int, more: int, away: bool) -> None:
+        """A prompt whose pages may be on their way still when it is computed; ``away``: all that can be is evicted."""
+        if away and self._open([92000]):
+            held = len(self.leases[-1].pages) + self.cache.pages_free + self.cache.pages_cached
+            self._reserve(self.leases[-1], held * PAGE_TOKENS)
+            self._close(self.leases[-1])
+        prompt = [*self._prompt(data), *[91000] * more]
+        with suppress(CapacityError):
+            self.tiers.promote(self.cache.chain(prompt))
+        if self._open(prompt):
+            self._prefill(self.leases[-1], length, publish=True)
+
+    @rule(count=st.integers(1, 12))
+    def the_link_goes_on(self, count: int) -> None:
+        link = self.store.link  # type: ignore[attr-defined]
+        link.go(link.done + count)
+
+
+class LayeredRingTierWalk(LayeredTierWalk):
+    groups = WITH_RINGS
+
+
 @pytest.mark.null
-@pytest.mark.parametrize("walk", [TierWalk, RingTierWalk, LateRingTierWalk])
+@pytest.mark.parametrize("walk", [TierWalk, RingTierWalk, LateRingTierWalk, LayeredTierWalk, LayeredRingTierWalk])
 def test_random_walk_over_tiers(walk: type[TierWalk]) -> None:
     run_state_machine_as_test(
         walk,
@@ -266,3 +303,4 @@ def test_random_walk_over_tiers(walk: type[TierWalk]) -> None:
             deadline=None,
         ),
     )
+    assert LayeredContents.loads > 5 or not issubclass(walk, LayeredTierWalk)

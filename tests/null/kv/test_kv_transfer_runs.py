@@ -1,6 +1,6 @@
-"""Loads of pages that are in memory go to the storage together; what comes from a disk, and rings, one by one."""
+"""Loads of pages that are in memory go to the storage together, those of a disk as it brings them, rings one by one."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import cast
 
 import pytest
@@ -20,18 +20,17 @@ class Recorded(Contents):
         self.asked: list[object] = []
         self.stop_after: tuple[int, Transfer] | None = None
         self.never_whole = False
+        self.full_at = -1  # the page that cannot be written
 
     def finish(self) -> None:
         if self.never_whole:
             raise RuntimeError("the device is lost")
 
-    def write_page(self, page: int, data: memoryview) -> None:
-        self.asked.append(page)
-        self._stop()
-
     def write_pages(self, pages: Sequence[int], data: Sequence[memoryview]) -> None:
         assert len(pages) == len(data)
         assert [bytes(each) for each in data] == [bytes([page]) for page in pages]
+        if self.full_at in pages:
+            raise RuntimeError("no memory")
         self.asked.append(list(pages))
         self._stop()
 
@@ -51,41 +50,59 @@ class Recorded(Contents):
 
 
 class Records:
-    """A disk with everything."""
+    """A disk with everything but what is ``damaged``, which brings two records at a time."""
 
-    def stream(self, wanted: Sequence[tuple[Kind, bytes]]) -> Iterator[tuple[Verdict, memoryview]]:
-        for _ in wanted:
-            yield "whole", memoryview(b"d")
+    def __init__(self, damaged: int = -1):
+        self.damaged = damaged
+        self.left = False  # whether whoever read told so
+
+    def batches(
+        self, wanted: Sequence[tuple[Kind, bytes]], rooms: Sequence[memoryview] = ()
+    ) -> Generator[Sequence[tuple[Verdict, memoryview]], None, None]:
+        try:
+            for first in range(0, len(wanted), 2):
+                yield [self._found(key[0]) for _, key in wanted[first : first + 2]]
+        finally:
+            self.left = True
+
+    def _found(self, at: int) -> tuple[Verdict, memoryview]:
+        return "corrupt" if at == self.damaged else "whole", memoryview(bytes([at]))
 
 
 def moves(kinds: str) -> list[Move]:
-    """h: a page in the arena, d: one on the disk, t: a tail in the arena, r: a ring in the arena."""
+    """h: a page in the arena, d: one on the disk, t: a tail there, r: a ring there, R: a ring on the disk."""
     out = []
     for at, kind in enumerate(kinds):
-        name: Kind = {"h": "page", "d": "page", "t": "tail", "r": "ring"}[kind]  # type: ignore[assignment]
+        name: Kind = {"h": "page", "d": "page", "t": "tail", "r": "ring", "R": "ring"}[kind]  # type: ignore[assignment]
         known = Known(name, bytes([at]) * 16, bytes(16), at + 1, b"", has_ring=False)
-        out.append(Move(known, "disk" if kind == "d" else "host", at, None if kind == "d" else memoryview(bytes([at]))))
+        read = kind in "dR"
+        out.append(Move(known, "disk" if read else "host", at, None if read else memoryview(bytes([at]))))
     return out
 
 
-def loaded(store: Recorded, kinds: str) -> Transfer:
+def loaded(store: Recorded, kinds: str, disk: Records | None = None) -> Transfer:
     transfer = Transfer(cast(Load, None), moves(kinds), None, 0)
     if store.stop_after is not None:
         store.stop_after = store.stop_after[0], transfer
-    threads = IOThreads(store, cast(Disk, Records()))
+    disk = disk or Records()
+    threads = IOThreads(store, cast(Disk, disk))
     threads.load(transfer)
     assert threads.stop()
     assert transfer.done
+    assert disk.left or not set("dR") & set(kinds)
     return transfer
 
 
 @pytest.mark.parametrize(
     ("kinds", "at_once", "asked"),
     [
-        ("hhhhh", 1, [0, 1, 2, 3, 4]),
-        ("hhhhh", 2, [[0, 1], [2, 3], 4]),
+        ("hhhhh", 1, [[0], [1], [2], [3], [4]]),
+        ("hhhhh", 2, [[0, 1], [2, 3], [4]]),
         ("hhhhhtr", 256, [[0, 1, 2, 3, 4, 5], "ring 6"]),
-        ("hhdhhdr", 256, [[0, 1], 2, [3, 4], 5, "ring 6"]),
+        ("hhdhhdr", 256, [[0, 1], [2], [3, 4], [5], "ring 6"]),
+        ("ddddd", 256, [[0, 1], [2, 3], [4]]),
+        ("hdddR", 1, [[0], [1, 2], [3], "ring 4"]),
+        ("dR", 256, [[0], "ring 1"]),
         ("", 256, []),
     ],
 )
@@ -94,7 +111,7 @@ def test_runs(kinds: str, at_once: int, asked: list[object]) -> None:
     transfer = loaded(store, kinds)
     assert store.asked == ["fence after 0", *asked]
     assert transfer.moved == len(kinds) and transfer.broken is None
-    assert set(transfer.seconds) == {"disk" if kind == "d" else "host" for kind in kinds}
+    assert set(transfer.seconds) == {"disk" if kind in "dR" else "host" for kind in kinds}
 
 
 def test_a_cancelled_load_stops_behind_its_run() -> None:
@@ -118,7 +135,7 @@ def test_nothing_is_whole_where_the_end_of_it_was_not_seen(kinds: str) -> None:
     store = Recorded(3)
     store.never_whole = True
     transfer = loaded(store, kinds)
-    assert len(store.asked) == 1 + len(kinds)
+    assert len(store.asked) == (3 if kinds == "dddd" else 4)
     assert transfer.moved == 0
     assert transfer.broken is transfer.moves[0]
 
@@ -127,14 +144,16 @@ def test_nothing_is_whole_where_the_end_of_it_was_not_seen(kinds: str) -> None:
 def test_what_came_before_a_failure_is_kept_if_it_is_whole(never_whole: bool) -> None:
     store = Recorded(1)
     store.never_whole = never_whole
-    plain = store.begin_page
-
-    def begin_page(page: int, data: memoryview) -> None:
-        if page == 2:
-            raise RuntimeError("no memory")
-        plain(page, data)
-
-    store.begin_page = begin_page  # type: ignore[method-assign]
+    store.full_at = 2
     transfer = loaded(store, "dddd")
     assert transfer.moved == (0 if never_whole else 2)
     assert transfer.broken is transfer.moves[transfer.moved]
+
+
+@pytest.mark.parametrize("damaged", [0, 1, 2, 3, 4])
+def test_a_load_ends_at_the_first_record_that_is_not_whole(damaged: int) -> None:
+    store = Recorded(3)
+    transfer = loaded(store, "ddddR", Records(damaged))
+    assert transfer.moved == damaged
+    assert transfer.broken is transfer.moves[damaged] and transfer.fault == "corrupt"
+    assert [page for run in store.asked[1:] for page in run] == list(range(damaged))

@@ -22,12 +22,14 @@ from longread.measure.gate.exactness import Exactness, compare
 from longread.measure.gate.judging import judge
 from longread.measure.gate.profiles import built_in
 from longread.measure.gate.record import Said, Sayings, packed
+from longread.measure.gate.rounding import rule_of
 from longread.measure.gate.run import Settings, Watch, compare_files, make_base
 from longread.measure.gate.sampling import GREEDY, Sampler
 from longread.measure.gate.verdict import LevelResult
 from longread.spec.errors import ConfigError
 
 LOSSLESS = built_in("lossless")
+SHARP = rule_of(SimpleNamespace(dtype="float32", cache_dtype="float32"), LOSSLESS)  # type: ignore[arg-type]
 ENTRY = {"token": "a", "logprob": -1.0, "top_logprobs": [{"token": "a", "logprob": -1.0}]}
 OLDER = {"tokens": ["a"], "token_logprobs": [-1.0], "top_logprobs": [{"a": -1.0}]}
 CHOICE = {
@@ -101,23 +103,23 @@ def test_tops_with_nothing_in_common_are_no_small_gap() -> None:
     part = Position("\ufffd", -0.1, (("\ufffd", -0.1),))
     assert largest_gap([part], [part]) == 0.0  # part of a character names no token
     found = compare(
-        "cold = warm", "d", Answer("x", "stop", positions=(one,)), Answer("x", "stop", positions=(other,)), 9
+        "cold = warm", "d", Answer("x", "stop", positions=(one,)), Answer("x", "stop", positions=(other,)), SHARP
     )
     assert found.verdict == "different" and json.dumps(found.document_of(), allow_nan=False)
 
 
 def exactness() -> Exactness:
-    abilities: Any = SimpleNamespace(without={}, cached_told=False, salt=False)
+    abilities: Any = SimpleNamespace(without={}, cached_told=False, salt=False, dtype=None, cache_dtype=None)
     return Exactness(None, abilities, LOSSLESS, "plain", 1, {}, 0, lambda _: None)  # type: ignore[arg-type]
 
 
 def test_a_server_that_says_nothing_says_the_same_every_time_and_that_is_no_pass() -> None:
     level = exactness()
-    level.found = [compare("cold = warm", f"d{i}", Answer("", "stop"), Answer("", "stop"), 0.1) for i in range(4)]
+    level.found = [compare("cold = warm", f"d{i}", Answer("", "stop"), Answer("", "stop"), SHARP) for i in range(4)]
     assert level.judged(2)[0].verdict == "INCONCLUSIVE"
-    level.found = [compare("cold = warm", f"d{i}", Answer("a", "stop"), Answer("a", "stop"), 0.1) for i in range(4)]
+    level.found = [compare("cold = warm", f"d{i}", Answer("a", "stop"), Answer("a", "stop"), SHARP) for i in range(4)]
     assert level.judged(2)[0].verdict == "PASS"
-    level.found.append(compare("cold = warm", "d9", Answer("", "stop"), Answer("a", "stop"), 0.1))
+    level.found.append(compare("cold = warm", "d9", Answer("", "stop"), Answer("a", "stop"), SHARP))
     assert level.judged(2)[0].verdict == "FAIL"
 
 

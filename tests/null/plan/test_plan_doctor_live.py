@@ -268,6 +268,15 @@ def test_replicas_are_summed_ranks_are_not() -> None:
     assert read_metrics("sglang_num_running_reqs 2\nsglang_token_usage NaN\n").gauges == {"running": 2}
 
 
+@pytest.mark.parametrize(("count", "ranked"), [(2, False), (4, False), (5, True)])
+def test_few_requests_have_no_percentiles(count: int, ranked: bool) -> None:
+    buckets = {"0.1": 1.0, "1.0": float(count), "10.0": float(count), "+Inf": float(count), "sum": 0.6 * count}
+    reading = read_metrics(page("vllm", {"time_to_first_token_seconds": buckets}))
+    live = compare("http://x", read_metrics(page("vllm", {"num_requests_running": 1})), reading, 5)
+    told = next(f.evidence for f in findings(live) if f.subject == "latency")
+    assert f"TTFT mean 600 ms{', p50' if ranked else ' (n ='}" in told and f"(n = {count})" in told
+
+
 def test_percentiles() -> None:
     buckets = {"0.1": 50.0, "1.0": 90.0, "10.0": 98.0, "+Inf": 100.0, "sum": 60.0}
     reading = read_metrics(page("vllm", {"time_to_first_token_seconds": buckets}))

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from launches import COLD, LOAD, Case, plan, run_script, sglang_cases, vllm_cases
 
+from longread.cli.engine_flags import options_from
 from longread.cli.main import build_parser
 from longread.plan.calibrate import Factors
 from longread.plan.cards import parse_hardware
@@ -15,8 +16,11 @@ from longread.plan.launch import Options, emit, launch
 from longread.plan.launch.reasons import admission, chunk_why
 from longread.plan.launch.sglang import VERSIONS as SGLANG
 from longread.plan.launch.vllm import VERSIONS as VLLM
+from longread.plan.machine import Gpu, Machine
+from longread.plan.resolve import resolve
 from longread.plan.timing import ttft_cold
 from longread.spec.errors import ConfigError
+from longread.spec.reduced import reduced
 from longread.spec.releases import release, release_names
 
 KNOWN = Path(__file__).parent / "known_flags"
@@ -211,6 +215,45 @@ def test_longread_command_is_what_its_own_parser_takes(tmp_path: Path) -> None:
     assert args.store == "/var/cache/longread" and args.host_cache_size == str(2**30)
 
 
+def card(model: str, hardware: str, layers: str | None = None, **options: object) -> Deployment:
+    spec = release(model) if layers is None else reduced(release(model), layers)
+    options = {"engine": "longread", "cache": "bfloat16", "max_model_len": 8192, "max_num_seqs": 4} | options
+    return Deployment(spec, parse_hardware(hardware), Strategy(1), **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("d", "options", "checkpoint", "cache"),
+    [
+        (card("V2-Lite", "H200"), Options(), "/models/DeepSeek-V2-Lite", "bfloat16"),
+        (card("V2-Lite", "H20-96", cache="fp8", host_cache=2**30), Options(model="/m/v2"), "/m/v2", "fp8"),
+        (
+            card("V4-Flash", "H200", "32", cache="fp8_ds_mla", max_model_len=2**19, chunk=4096),
+            Options(name="DeepSeek-V4-Flash", layers="32"),
+            "DeepSeek-V4-Flash",
+            "fp8",
+        ),
+        (card("V3", "H100", "1+3"), Options(name="DeepSeek-V3", layers="1+3"), "DeepSeek-V3", "bfloat16"),
+    ],
+    ids=["V2-Lite", "V2-Lite in FP8 from a folder", "32 layers of V4-Flash", "1+3 layers of V3"],
+)
+def test_longread_on_one_hopper_card_starts(
+    d: Deployment, options: Options, checkpoint: str, cache: str, tmp_path: Path
+) -> None:
+    """The command as pasted, by its own parser and its own rules, on a card of that size."""
+    (call,) = run_script(emit(d, None, "longread", options), tmp_path, ("longread",))
+    argv = call["argv"]
+    assert isinstance(argv, list)
+    args = build_parser().parse_args(argv[1:])
+    assert args.checkpoint == checkpoint and args.layers == options.layers
+    asked = options_from(args, args.checkpoint)
+    found = d.hardware.card
+    gpu = Gpu(found.name, int(found.memory.value), int(found.usable.value), (9, 0))
+    resolved = resolve(asked, d.spec, Machine(256 * 2**30, 128 * 2**30, "the machine"), gpu)
+    assert resolved.device == "cuda" and resolved.max_model_len == d.max_model_len
+    assert (resolved.max_num_seqs, resolved.max_num_batched_tokens) == (d.max_num_seqs, d.chunk)
+    assert (resolved.kv_cache == "fp8") == (cache == "fp8") and asked.random_weights == (options.layers is not None)
+
+
 def cpu(model: str, **options: object) -> Deployment:
     options = {"engine": "longread", "cache": "bfloat16", "max_model_len": 8192, "max_num_seqs": 4} | options
     return Deployment(release(model), parse_hardware("cpu"), Strategy(1), **options)  # type: ignore[arg-type]
@@ -221,7 +264,19 @@ REFUSED: list[tuple[str, Deployment, Workload | None, Options, str]] = [
     ("nonsense", plan(V4, "8xH20-96", Strategy(8)), None, Options(), "choose one of longread"),
     ("vllm", plan(V4, "8xH20-96", Strategy(8)), None, Options(engine_version="0.30.0"), "0.26.0 and 0.33.0"),
     ("sglang", plan(V4, "8xH20-96", Strategy(8)), None, Options(engine_version="0.6"), "0.5.17 and 0.5.23"),
-    ("longread", plan(V4, "8xH20-96", Strategy(8)), None, Options(), "is not written.*emit vllm"),
+    ("longread", plan(V4, "8xH20-96", Strategy(8)), None, Options(), "on one GPU at most, not TP8.*emit vllm"),
+    ("longread", card("V2-Lite", "A100-80"), None, Options(), "kernels for Hopper GPUs, not for A100-80"),
+    ("longread", card("V2-Lite", "H200", cache="nvfp4"), None, Options(), "in fp8_ds_mla, fp8, bfloat16, not nvfp4"),
+    ("longread", card("V2-Lite", "H200", experts="fp8"), None, Options(), "as they are stored, not as fp8"),
+    ("longread", card("V2-Lite", "H200", max_num_seqs=9000), None, Options(), "would refuse.*is below max_num_seqs"),
+    (
+        "longread",
+        card(V4, "H200", cache="fp8_ds_mla"),
+        None,
+        Options(),
+        "longread serve would refuse this plan on 1xH200",
+    ),
+    ("vllm", card("V2-Lite", "H200"), None, Options(layers="8"), "only longread serve draws a model that is cut"),
     ("longread", cpu(V32), None, Options(), "does not run DeepSeek-V3.2 yet"),
     ("longread", cpu(V41), None, Options(), "does not run DeepSeek-V4.1-Flash yet"),
     ("longread", cpu(V4, cache="fp8_ds_mla"), None, Options(), "bfloat16 or float32"),

@@ -153,7 +153,7 @@ def test_a_signal_ends_a_server_without_an_engine(phase: str) -> None:
     assert error is None and seconds < 10
 
 
-def drained(signals: int, max_tokens: int) -> tuple[float, httpx.Response]:
+def drained(signals: int, max_tokens: int, pause: float = 0.3) -> tuple[float, httpx.Response]:
     answers: list[httpx.Response] = []
     refused: list[httpx.Response] = []
     done = threading.Event()
@@ -168,9 +168,9 @@ def drained(signals: int, max_tokens: int) -> tuple[float, httpx.Response]:
         with httpx.Client(base_url=serving.url) as client:
             client.get("/health")  # a connection that is there before the server stops listening
             assert wait_until(lambda: serving.state.driver.pending == 1)
-            for _ in range(signals):
-                os.kill(os.getpid(), signal.SIGTERM)
-                time.sleep(0.3)
+            for number in (signal.SIGTERM, signal.SIGINT)[:signals]:
+                os.kill(os.getpid(), number)
+                time.sleep(pause)
             if signals == 1:
                 refused.append(client.post("/v1/completions", json=ENDLESS))
                 refused.append(client.get("/ready"))
@@ -193,6 +193,13 @@ def test_the_second_signal_ends_it_at_once() -> None:
     seconds, answer = drained(2, 10**5)
     assert answer.status_code == 503 and answer.json()["error"]["code"] == "shutting_down"
     assert seconds < 10
+
+
+def test_a_second_signal_right_behind_the_first_starts_no_engine(caplog: pytest.LogCaptureFixture) -> None:
+    """Before anything was closed: the process that it ended is no loss."""
+    seconds, answer = drained(2, 10**5, pause=0.0)
+    assert answer.status_code == 503 and answer.json()["error"]["code"] == "shutting_down"
+    assert seconds < 10 and "started again" not in caplog.text
 
 
 def test_a_hangup_is_handed_on_and_ends_nothing() -> None:

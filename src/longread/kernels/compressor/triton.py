@@ -17,7 +17,6 @@ from torch import Tensor
 
 from longread.kernels.cache_rows.triton import store_index, store_latent
 from longread.kernels.compressor.device_ref import Part
-from longread.kernels.overlap import begin, overlap, ready
 from longread.kernels.places import Chunk, Rows
 from longread.kernels.window.ref import SIZE
 from longread.kernels.window.triton import packed_rope, put_row
@@ -54,7 +53,6 @@ def layer_rows(parts: Sequence[Part], latent: Tensor, ring: Tensor, eps: float, 
         **{"B_" + name: size for name, size in shapes[1].items()}, W_D=latent.shape[1],
         W_ROPE=packed_rope(latent, ring), W_BLOCK=max(64, triton.next_power_of_2(latent.shape[1])),
         num_warps=_warps(first.gain),
-        **overlap(batch, batch * programs),
     )  # fmt: skip
 
 
@@ -252,13 +250,11 @@ def _rows(
     PARTS: tl.constexpr, RATIO: tl.constexpr, A_D: tl.constexpr, A_ROPE: tl.constexpr, A_FORM: tl.constexpr,
     A_WIDTH: tl.constexpr, A_PER_PAGE: tl.constexpr, A_BLOCK: tl.constexpr, B_D: tl.constexpr, B_ROPE: tl.constexpr,
     B_FORM: tl.constexpr, B_WIDTH: tl.constexpr, B_PER_PAGE: tl.constexpr, B_BLOCK: tl.constexpr,
-    W_D: tl.constexpr, W_ROPE: tl.constexpr, W_BLOCK: tl.constexpr, PDL: tl.constexpr,
+    W_D: tl.constexpr, W_ROPE: tl.constexpr, W_BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A token of program (token, part): the first compressor (A), the second (B, of ratio 4), or the window's row."""
-    begin(PDL)
     part = tl.program_id(1)
     token = tl.program_id(0).to(tl.int64)
-    ready(PDL)
     position = tl.load(positions + token)
     if position >= 0:
         slot = tl.load(slots + token).to(tl.int64)

@@ -12,6 +12,7 @@ A pair's sums do not depend on which other pairs are computed beside it, and are
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -19,39 +20,14 @@ import triton.language as tl
 from torch import Tensor
 
 from longread.kernels.counters import counters as zeros
+from longread.kernels.experts import few_gluon
+from longread.kernels.experts.few_forms import DECODE, HIDDEN, LARGEST, PAIRS
 from longread.kernels.experts.grouped_triton import tables
 from longread.kernels.experts.ref import ExpertWeights
 from longread.kernels.experts.slots_triton import Slots
 from longread.kernels.fp8.ref import Quantised
 from longread.kernels.overlap import INTERPRETED, begin, overlap, ready
 
-# Hidden activations are kept in float16 as this part of their value: 2^20 still fits, 2^-20 is the finest step.
-HIDDEN = tl.constexpr(1 / 16)
-LARGEST = tl.constexpr(65504.0)
-
-# Word (ref.prepare) -> float16 of columns 4q..4q+3 and 64+4q..64+4q+3, by way of e4m3 (see grouped_triton.DECODE).
-# $8: word; $9, $10 and $11, $12: tables of the first half's block and of the second's.
-DECODE = tl.constexpr("""{
-.reg .b32 m, p, n, s;
-.reg .b16 a, b;
-and.b32 m, $8, 0x77777777;
-prmt.b32 p, $9, $10, m;
-lop3.b32 p, $8, 0x80808080, p, 0xEA;
-mov.b32 {a, b}, p;
-cvt.rn.f16x2.e4m3x2 s, a;
-mov.b32 {$0, $1}, s;
-cvt.rn.f16x2.e4m3x2 s, b;
-mov.b32 {$2, $3}, s;
-shr.b32 m, m, 16;
-prmt.b32 p, $11, $12, m;
-shl.b32 n, $8, 4;
-lop3.b32 p, n, 0x80808080, p, 0xEA;
-mov.b32 {a, b}, p;
-cvt.rn.f16x2.e4m3x2 s, a;
-mov.b32 {$4, $5}, s;
-cvt.rn.f16x2.e4m3x2 s, b;
-mov.b32 {$6, $7}, s;
-}""")
 # Four e4m3 -> four float16.
 WIDEN = tl.constexpr("""{
 .reg .b32 s;
@@ -85,7 +61,7 @@ class Few:
     scanned: bool = False
 
 
-PAIRS = 8  # of one expert a program: the tensor core's least
+AT_ONCE = 128  # pairs up to which every one is compared with every other, instead of a sort
 HELD = 64  # rows times groups of 128 columns that a program has asked for: what its registers have room for
 MOST = 64  # tokens up to which weights are read faster here than by grouped_triton
 # By kind of weight: (tokens up to which it is taken, the configuration). Microseconds of a layer's routing and experts
@@ -310,6 +286,26 @@ def _members(ids, order, block_expert, block, pairs, SINGLE: tl.constexpr, SORTE
     return expert, pair
 
 
+@triton.jit(do_not_specialize=["pairs", "blocks"])
+def _blocks(ids, order, block_expert, pairs, blocks, P: tl.constexpr, ENTRIES: tl.constexpr, BT: tl.constexpr):
+    """Pairs of one expert, BT at a time, in the order of their first: what slots_triton's sort is for, for P pairs."""
+    index = tl.arange(0, P)
+    expert = tl.load(ids + index, mask=index < pairs, other=-1)
+    for at in tl.static_range(0, ENTRIES, P):
+        tl.store(order + at + index, tl.full((P,), -1, tl.int32), mask=at + index < blocks * BT)
+    for at in tl.static_range(0, ENTRIES // BT, P):
+        tl.store(block_expert + at + index, tl.full((P,), -1, tl.int32), mask=at + index < blocks)
+    same = (expert[:, None] == expert[None, :]) & (expert >= 0)[:, None]
+    rank = tl.sum((same & (index[None, :] < index[:, None])).to(tl.int32), 1)
+    begins = (expert >= 0) & (rank % BT == 0)
+    number = tl.cumsum(begins.to(tl.int32), 0) - 1
+    begun = same & begins[None, :] & (rank[None, :] == (rank // BT * BT)[:, None])
+    block = tl.sum(tl.where(begun, number[None, :], 0), 1)
+    tl.debug_barrier()  # all of -1 lies in memory before what follows
+    tl.store(order + block * BT + rank % BT, index, mask=expert >= 0)
+    tl.store(block_expert + block, expert, mask=begins)
+
+
 @triton.jit(do_not_specialize=["pairs", "xs_group"])
 def _first(
     x, xs, w, s, r, ids, order, block_expert, hidden, pairs, limit, x_row, xs_row, xs_group,
@@ -443,13 +439,33 @@ def _sum(y, ids, weights, shared, out, token, column, mask, shared_row, D: tl.co
 
 
 @triton.jit
-def _sums(y, ids, weights, shared, out, shared_row, D: tl.constexpr, TOP_K: tl.constexpr, WIDE: tl.constexpr,
-          PDL: tl.constexpr):  # fmt: skip
-    begin(PDL)
-    ready(PDL)
+def _sums(y, ids, weights, shared, out, shared_row, D: tl.constexpr, TOP_K: tl.constexpr, WIDE: tl.constexpr):
     token = tl.program_id(0).to(tl.int64) + tl.zeros((1,), tl.int64)
     column = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
     _sum(y, ids, weights, shared, out, token, column, token >= 0, shared_row, D, TOP_K)
+
+
+class Blocks(NamedTuple):
+    """Pairs of an expert, PAIRS at a time. order: int32 [count * PAIRS], a pair or -1; experts: int32 [count] or -1."""
+
+    order: Tensor
+    experts: Tensor
+    count: int
+
+
+def blocks_of(ids: Tensor, experts: int) -> Blocks:
+    """ids: int32 [T, k], -1 for none, contiguous. ``count`` is an upper bound."""
+    pairs = ids.numel()
+    if pairs > AT_ONCE:
+        slots = Slots(ids, experts, PAIRS)
+        return Blocks(slots.order, slots.block_expert, slots.blocks)
+    count = min(pairs, experts) + pairs // PAIRS
+    order, expert = ids.new_empty(count * PAIRS), ids.new_empty(count)
+    _blocks[(1,)](
+        ids, order, expert, pairs, count, P=max(16, triton.next_power_of_2(pairs)),
+        ENTRIES=triton.next_power_of_2(count * PAIRS), BT=PAIRS, num_warps=8,
+    )  # fmt: skip
+    return Blocks(order, expert, count)
 
 
 def fits(q: Quantised, w: ExpertWeights) -> bool:
@@ -464,14 +480,18 @@ def experts(
 ) -> Tensor:  # fmt: skip
     """See ``ref.experts``; ids and weights as ``route`` makes them. Hidden activations are rounded to float16."""
     (tokens, top_k), (count, rows, _), d = ids.shape, w.w13.shape, w.w2.shape[1]
+    ids, weights = ids.contiguous(), weights.contiguous()
+    if config is None and few_gluon.fits(q, w):
+        if tokens == 1:
+            return few_gluon.alone(q, ids, weights, w, limit, shared)
+        y = few_gluon.products(q, *blocks_of(ids, count), ids.numel(), w, limit)
+        return summed(y, ids, weights, shared)
     config = config or chosen(w.kind, tokens)
     pairs, f = ids.numel(), rows // 2
-    ids, weights = ids.contiguous(), weights.contiguous()
     order = block_expert = ids
     blocks = pairs
     if not config.scanned:
-        slots = Slots(ids, count, PAIRS)
-        order, block_expert, blocks = slots.order, slots.block_expert, slots.blocks
+        order, block_expert, blocks = blocks_of(ids, count)
     hidden = torch.empty(2, pairs, f, dtype=torch.uint8, device=ids.device)
     y = torch.empty(pairs, d, dtype=torch.float32, device=ids.device)
     out = torch.empty_like(shared, memory_format=torch.contiguous_format)
@@ -479,7 +499,7 @@ def experts(
         "SINGLE": tokens == 1, "SORTED": not config.scanned,
         "P": max(16, triton.next_power_of_2(pairs)) if config.scanned else 16, "BT": PAIRS, "KIND": w.kind,
         "TOP_K": top_k, "ASM": not INTERPRETED,
-        "num_warps": 1, "num_stages": 1, **overlap(programs=blocks * (d // config.rows2)),
+        "num_warps": 1, "num_stages": 1, **overlap(tokens, blocks * (d // config.rows2)),
     }  # fmt: skip
     x, xs = q
     r13, r2 = (w.w13, w.w2) if w.r13 is None or w.r2 is None else (w.r13, w.r2)
@@ -493,12 +513,17 @@ def experts(
         hidden, w.w2, w.s2, r2, ids, order, block_expert, y, weights, shared, out, counters, pairs, shared.stride(0),
         D=d, F=f, **_held(f, config.rows2, config.together), **members,
     )  # fmt: skip
-    if not config.scanned:
-        wide = min(256, triton.next_power_of_2(d))
-        _sums[(tokens, triton.cdiv(d, wide))](
-            y, ids, weights, shared, out, shared.stride(0), D=d, TOP_K=top_k, WIDE=wide, num_warps=2,
-            **overlap(programs=tokens * triton.cdiv(d, wide)),
-        )  # fmt: skip
+    return out if config.scanned else summed(y, ids, weights, shared)
+
+
+def summed(y: Tensor, ids: Tensor, weights: Tensor, shared: Tensor) -> Tensor:
+    """shared [T, D] + a token's rows of y float32 [pairs, D] by weight, in the order of its ids."""
+    (tokens, top_k), d = ids.shape, y.shape[1]
+    out = torch.empty_like(shared, memory_format=torch.contiguous_format)
+    wide = min(256, triton.next_power_of_2(d))
+    _sums[(tokens, triton.cdiv(d, wide))](
+        y, ids, weights, shared, out, shared.stride(0), D=d, TOP_K=top_k, WIDE=wide, num_warps=2,
+    )  # fmt: skip
     return out
 
 

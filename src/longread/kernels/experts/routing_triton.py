@@ -7,8 +7,6 @@ of a search: equal scores go to the expert of the lower number, and NaN ranks la
 whatever comes in.
 """
 
-import math
-
 import torch
 import triton
 import triton.language as tl
@@ -127,14 +125,12 @@ def _route(
 
 @triton.jit(do_not_specialize=["tokens"])
 def _logits(u, gate, out, tokens, u_row, E: tl.constexpr, D: tl.constexpr, BE: tl.constexpr, BT: tl.constexpr,
-            BK: tl.constexpr, WIDEN: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+            BK: tl.constexpr, WIDEN: tl.constexpr):  # fmt: skip
     """Products of BK columns of BT tokens and BE experts, into out float32 [D / BK, tokens, E]."""
-    begin(PDL)
     first, part, token = tl.program_id(0) * BE, tl.program_id(1), tl.program_id(2) * BT + tl.arange(0, BT)
     column = part * BK + tl.arange(0, BK)
     expert = first + tl.arange(0, BE)
     w = tl.load(gate + tl.minimum(expert, E - 1)[:, None] * D + column[None, :])
-    ready(PDL)
     x = tl.load(u + tl.minimum(token, tokens - 1).to(tl.int64)[:, None] * u_row + column[None, :])
     if WIDEN:  # the interpreter would multiply bfloat16's bits
         w, x = w.to(tl.float32), x.to(tl.float32)
@@ -153,7 +149,7 @@ def logits(u: Tensor, gate: Tensor) -> Tensor:
         grid = triton.cdiv(experts, 16), width // PART, triton.cdiv(tokens, block)
         _logits[grid](
             u, gate, out, tokens, u.stride(0), E=experts, D=width, BE=16, BT=block, BK=PART,
-            WIDEN=INTERPRETED, num_warps=1, **overlap(programs=math.prod(grid)),
+            WIDEN=INTERPRETED, num_warps=1,
         )  # fmt: skip
         return out
     if u.is_cuda and u.dtype == gate.dtype == torch.bfloat16:
@@ -182,7 +178,6 @@ def route(
     weights = torch.empty(tokens, moe.top_k, dtype=torch.float32, device=u.device)
     biased = bias is not None and moe.method == "noaux_tc" and table is None
     rows = 1 if tokens <= 1024 else 4
-    # Experts that began to wait while a choice was made were up to 2% slower (H200).
     _route[(triton.cdiv(tokens, rows),)](
         scores, bias if biased else scores, positions, table if table is not None else ids, token_ids, ids, weights,
         tokens, table.shape[0] if table is not None else 0, moe.scale,
@@ -190,6 +185,6 @@ def route(
         BIASED=biased, TABLE=table is not None, NORMALISE=moe.normalise, GROUPS=moe.groups if grouped else 1,
         KEPT=moe.kept_groups, BEST=2 if moe.method == "noaux_tc" else 1,
         DROPPED=float("-inf") if moe.method == "noaux_tc" else 0.0, PARTS=scores.shape[0],
-        num_warps=4 if rows > 1 else 1, **overlap(late=True),  # experts that came earlier were up to 40% slower
+        num_warps=4 if rows > 1 else 1, **overlap(tokens, tokens),
     )  # fmt: skip
     return ids, weights

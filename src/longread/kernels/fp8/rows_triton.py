@@ -241,7 +241,7 @@ def by_hand(x: Tensor | Quantised, w: Weight, out: Tensor, config: dict[str, int
     blocks = min(config["blocks"], triton.next_power_of_2(width // BLOCK))
     rows_gluon.launch(
         rows, scales, matrix, factors, out, matrix.dtype == ref.FP8, blocks, min(config["warps"], blocks),
-        config["early"], config["registers"], "launch_pdl" in overlap(rows.shape[0], product=True),
+        config["early"], config["registers"], "launch_pdl" in overlap(rows.shape[0]),
     )  # fmt: skip
     return out
 
@@ -261,7 +261,7 @@ def by_vector(x: Tensor | Quantised, w: Weight, out: Tensor, config: dict[str, A
     block_n = max(1, min(BLOCK, int(numbers) // (blocks * BLOCK)))
     while block_n > 1 and triton.cdiv(height, block_n) * groups < config["fill"]:
         block_n //= 2
-    given = overlap(late=True, product=True)  # EARLY says when the next kernel may start
+    given = overlap(late=True)  # EARLY says when the next kernel may start
     _vector[triton.cdiv(height, block_n), groups](
         rows, scales, matrix, factors, out, height, width, scales.stride(-1), factors.stride(-2),
         FP8=matrix.dtype == ref.FP8, EVEN=width % (blocks * BLOCK) == 0, STEPS=triton.cdiv(width, blocks * BLOCK),
@@ -292,7 +292,7 @@ def by_rows(x: Tensor | Quantised, w: Weight, out: Tensor, config: dict[str, Any
         rows, scales, matrix, factors, out, scratch, counted, tokens, height, width, rows.stride(0),
         scales.stride(-1), factors.stride(-2), out.stride(0), FP8=fp8, EVEN=width % block_k == 0,
         BT=block_t, BN=block_n, BK=block_k, PARTS=parts, STEPS=steps // parts, STAGES=config["stages"],
-        num_warps=config["warps"], **overlap(tokens, tiles * parts, product=True),
+        num_warps=config["warps"], **overlap(tokens, tiles * parts),
     )  # fmt: skip
     return out
 

@@ -190,7 +190,7 @@ def quantise(x: Tensor) -> Quantised:
             x.stride(0),
             out.scales.stride(1),
             **tile,
-            **overlap(tokens, math.prod(grid), product=True),
+            **overlap(tokens, math.prod(grid)),
         )
     return out
 
@@ -206,7 +206,7 @@ def gated(h: Tensor, limit: float | None, quantised: bool) -> Quantised | Tensor
         strides = h.stride(0), out.scales.stride(1)
         _gated[grid](
             h, *out, tokens, width, cap, *strides, CAPPED=limit is not None, QUANTISED=quantised, **tile,
-            **overlap(tokens, math.prod(grid), product=True),
+            **overlap(tokens, math.prod(grid)),
         )  # fmt: skip
     return out if quantised else out.values
 
@@ -225,7 +225,7 @@ def latents(
             x, q_gain, kv_gain, cos.contiguous(), sin.contiguous(), *c_q, kv, tokens, x.stride(0),
             c_q.scales.stride(1), eps, Q=rank, D=width, ROPE=rope, QUANTISED=quantised, PACKED=packed,
             Q_BLOCKS=triton.next_power_of_2(-(-rank // BLOCK)), D_BLOCKS=triton.next_power_of_2(-(-width // 64)),
-            R=1, num_warps=4, **overlap(tokens, 2 * tokens, product=True),
+            R=1, num_warps=4, **overlap(tokens, 2 * tokens),
         )  # fmt: skip
     return c_q if quantised else c_q.values, kv
 
@@ -249,7 +249,7 @@ def turn_back(o: Tensor, cos: Tensor, sin: Tensor, quantised: bool) -> Quantised
             QUANTISED=quantised,
             **sizes,
             **tile,
-            **overlap(tokens, math.prod(grid), product=True),
+            **overlap(tokens, math.prod(grid)),
         )
     return out if quantised else out.values
 

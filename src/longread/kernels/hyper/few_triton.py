@@ -69,10 +69,9 @@ def _mixed(post, a, k: tl.constexpr, here, y, f0, f1, f2, f3):
 @triton.jit(do_not_specialize=["tokens"])
 def _take_in_few(
     x_ptr, out_ptr, y_ptr, post_ptr, a_ptr, rows_ptr, fn_ptr, part_ptr, tokens, hidden, y_stride,
-    N: tl.constexpr, UPDATE: tl.constexpr, GATHER: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr, PDL: tl.constexpr,
+    N: tl.constexpr, UPDATE: tl.constexpr, GATHER: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """Streams' = post_k y + sum_j a[j, k] streams_j of a block of tokens and a slice of channels, and their sums."""
-    begin(PDL)
     width = 4 * hidden
     d = tl.program_id(1) * BD + tl.arange(0, BD)
     r = tl.arange(0, 64)  # fn's rows: 32 of the high part, 32 of the low part
@@ -86,7 +85,6 @@ def _take_in_few(
     t = tl.program_id(0).to(tl.int64) * BT + tl.arange(0, BT)
     here = t < tokens
     inside = here[:, None] & (d < hidden)[None, :]
-    ready(PDL)
     row = tl.load(rows_ptr + t, mask=here, other=0) if GATHER else t
     x = x_ptr + row[:, None] * width + d[None, :]
     x0 = tl.load(x, mask=inside, other=0.0)
@@ -236,7 +234,7 @@ def take_in(
     _take_in_few[blocks, slices](
         streams, out, y, post, a, rows, fn, part, tokens, hidden, 0 if y is None else y.stride(0),
         N=fn.shape[1], UPDATE=y is not None, GATHER=rows is not None, BT=how.tokens, BD=how.channels,
-        num_warps=how.warps, **overlap(tokens, blocks * slices),
+        num_warps=how.warps,
     )  # fmt: skip
     return part
 

@@ -4,7 +4,8 @@ Knows rows of float32 scores and the largest score of each group of ``G`` neighb
 
 The best k elements lie in the best k groups: a group left out has k groups before it, each with an element that is
 greater than all of its own, or equal and older. So one selection among n / G maxima, then one among k * G scores, both
-in registers. A selection finds its cut bit by bit, by counting; counts are integers, so every run chooses alike.
+in registers. A selection finds its cut by counting what lies above a guess; counts are integers, and what they end at
+does not depend on the guesses, so every run chooses alike.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -16,9 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from longread.kernels.overlap import begin, overlap, ready
-
 LEAST = tl.constexpr(-(1 << 31))  # below the key of any number, -inf included
+GUESSES = tl.constexpr(16)  # of a cut, before its interval is halved instead: scores as they come need 4 to 13
 DIRECT = (128, 256, 512)  # groups of a row that is read whole: up to 8,192 scores
 PRUNED = (2048, 4096, 8192, 16384)  # groups of a row of which the maxima are read: up to 262,144 scores
 ENTRIES = 1 << 14  # elements of one selection: counts of equals are kept in 15 bits
@@ -57,25 +57,40 @@ def _ordered(x):
 
 
 @triton.jit
+def _number(key):
+    """The float32 of an ordered int32."""
+    return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def _cut(keys, lo, hi, k):
     """Where the k largest of more than k ``keys`` end: (above, quota, least). Taken are the keys > above, and the first
     ``quota`` of those == above; none of the k is below ``least``. The k-th largest lies between lo and hi.
     """
-    # Bits above the first in which lo and hi differ are those of the k-th largest as well. The conversion may round up
-    # to the next power of two, which costs one step.
-    differ = (lo ^ hi).to(tl.uint32, bitcast=True).to(tl.float32)
-    bit = tl.minimum((differ.to(tl.int32, bitcast=True) >> 23) - 127, 31)
-    known = tl.maximum(tl.minimum(bit + 1, 31), 0)
-    t = tl.where(bit >= 31, LEAST, (lo >> known) << known)
-    found = k + 1
-    while (bit >= 0) & (found != k):
-        trial = t ^ (1 << bit)  # with the sign's bit turned, this sets the bit: keys compare as signed numbers
+    low, high = lo, hi
+    found = tl.sum((keys >= lo).to(tl.int32))
+    wanted = tl.log2(k + 0.5)
+    # Counts fall about exponentially from low to high: the next trial is where a straight line through the logarithms
+    # meets k; of an end that stays where it is, half the distance counts (the "Illinois" rule).
+    over, under = tl.log2(found + 0.5) - wanted, -1.0 - wanted
+    moved, trials = 0, 0
+    while (low < high) & (found != k):
+        bottom = _number(low)
+        trial = _ordered(bottom + (_number(high) - bottom) * (over / (over - under)))
+        middle = (low & high) + ((low ^ high) >> 1) + 1
+        trial = tl.where(trials < GUESSES, trial, middle)  # equal scores, infinities: halves always end
+        trial = tl.minimum(tl.maximum(trial, low + 1), high)
         count = tl.sum((keys >= trial).to(tl.int32))
-        t = tl.where(count >= k, trial, t)
-        found = tl.where(count >= k, count, found)
-        bit -= 1
-    above = tl.where(found == k, t - 1, t)  # k keys >= t: it need not be a key itself
-    return above, k - tl.sum((keys > above).to(tl.int32)), t
+        distance = tl.log2(count + 0.5) - wanted
+        enough = count >= k
+        over = tl.where(enough, distance, tl.where(moved < 0, over * 0.5, over))
+        under = tl.where(enough, tl.where(moved > 0, under * 0.5, under), distance)
+        moved = tl.where(enough, 1, -1)
+        low, high = tl.where(enough, trial, low), tl.where(enough, high, trial - 1)
+        found = tl.where(enough, count, found)
+        trials += 1
+    above = tl.where(found == k, low - 1, low)  # k keys >= low: it need not be a key itself
+    return above, k - tl.sum((keys > above).to(tl.int32)), low
 
 
 @triton.jit
@@ -118,12 +133,9 @@ def _best(
     PRUNED: tl.constexpr,
     FLAT: tl.constexpr,
     PER_PAGE: tl.constexpr,
-    PDL: tl.constexpr,
 ):
     """Query first + i of a program i. logits, maxima: its row i. Rows with at most TOP_K visible take them all."""
-    begin(PDL)
     i = tl.program_id(0)
-    ready(PDL)
     visible = (tl.load(positions + first + i) + 1) // RATIO
     out += (first + i) * TOP_K
     table = tables + (first + i) * table_stride
@@ -217,7 +229,6 @@ def best(
         FLAT=tables is not None,
         PER_PAGE=per_page,
         num_warps=WARPS[kind],
-        **overlap(count, count),
         maxnreg=REGISTERS[kind] if tables is None else None,  # a decode step has no two for one multiprocessor
     )
 

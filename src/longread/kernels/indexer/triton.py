@@ -17,7 +17,6 @@ from longread.kernels.cache_rows.triton import exponents, powers
 from longread.kernels.fallback import fallback
 from longread.kernels.indexer import ref, score_gluon, topk
 from longread.kernels.indexer.ref import RATIO, Keys
-from longread.kernels.overlap import begin, overlap, ready
 from longread.kernels.places import Chunk, Rows
 
 FP8 = torch.float8_e4m3fn
@@ -45,14 +44,11 @@ def _queries(
     D: tl.constexpr,
     ROPE: tl.constexpr,
     QUANTISED: tl.constexpr,
-    PDL: tl.constexpr,
 ):
-    begin(PDL)
     t = tl.program_id(0).to(tl.int64)
     h = tl.arange(0, H)
     d = tl.arange(0, D)
     pair = tl.arange(0, D // 2)
-    ready(PDL)
     x = tl.load(q + t * q_stride + h[:, None] * D + d[None, :]).to(tl.float32)
     even, odd = tl.split(tl.reshape(x, (H, D // 2, 2)))
     turned = pair - (D - ROPE) // 2
@@ -94,7 +90,6 @@ def queries(q: Tensor, w: Tensor, cos: Tensor, sin: Tensor, scale: float, quanti
             ROPE=rope,
             QUANTISED=quantised,
             num_warps=WARPS["queries"],
-            **overlap(tokens, tokens),
         )
     return out, weights
 
@@ -328,12 +323,9 @@ def _score_rows(
     PACKED: tl.constexpr,
     PRUNED: tl.constexpr,
     STAGES: tl.constexpr,
-    PDL: tl.constexpr,
 ):
     """One query against every splits-th page of its sequence, read where it lies; ``store`` as in ``_keys``."""
-    begin(PDL)
     b = tl.program_id(1)
-    ready(PDL)
     limit = (tl.load(positions + b) + 1) // RATIO
     pages = (limit + PER_PAGE - 1) // PER_PAGE
     if (limit > TOP_K) & (tl.program_id(0) < pages):
@@ -400,7 +392,6 @@ def choose_rows(q: Tensor, w: Tensor, store: Tensor, where: Rows, top_k: int) ->
         PRUNED=how.pruned,
         STAGES=STAGES["rows"],
         num_warps=WARPS["rows"],
-        **overlap(batch, late=True),
     )
     topk.best(logits, maxima, where.positions, where.tables, out, 0, batch, how, RATIO, per_page)
     return out

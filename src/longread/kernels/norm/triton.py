@@ -11,7 +11,6 @@ from longread.kernels.fallback import fallback
 from longread.kernels.fp8.ref import BLOCK, FP8, Quantised
 from longread.kernels.norm import device_ref
 from longread.kernels.norm.device_ref import Normed
-from longread.kernels.overlap import begin, overlap, ready
 
 WARPS = 8
 
@@ -30,14 +29,12 @@ def to_fp8(x, BLOCKS: tl.constexpr):
 @triton.jit(do_not_specialize=["scale_stride"])  # one kernel for all numbers of tokens
 def _add_norm(
     x_ptr, y_ptr, gain_ptr, u_ptr, q_ptr, s_ptr, hidden, y_stride, scale_stride, eps,
-    ADD: tl.constexpr, QUANTISE: tl.constexpr, BD: tl.constexpr, PDL: tl.constexpr,
+    ADD: tl.constexpr, QUANTISE: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    begin(PDL)
     t = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, BD)
     inside = d < hidden
     gain = tl.load(gain_ptr + d, mask=inside, other=0.0).to(tl.float32)
-    ready(PDL)
     x = tl.load(x_ptr + t * hidden + d, mask=inside, other=0.0)
     if ADD:
         y = tl.load(y_ptr + t * y_stride + d, mask=inside, other=0.0)
@@ -68,6 +65,5 @@ def add_norm(x: Tensor, y: Tensor | None, gain: Tensor, eps: float, quantised: b
         _add_norm[(tokens,)](
             x, y, gain, u, values, places, hidden, 0 if y is None else y.stride(0), places.stride(1), eps,
             ADD=y is not None, QUANTISE=quantised, BD=max(128, triton.next_power_of_2(hidden)), num_warps=WARPS,
-            **overlap(tokens, tokens),
         )  # fmt: skip
     return Normed(u, q)

@@ -6,7 +6,6 @@ A tile's packed bytes are asked for while the scores of the tile before it are c
 numbers in the other buffer while the tensor cores work on the results.
 """
 
-import math
 from typing import Any
 
 from triton.experimental import gluon
@@ -17,16 +16,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from longread.kernels.overlap import begin, overlap, ready
-
 LOG2E = gl.constexpr(1.4426950408889634)
 D, ROPE, WIDTH, BM, BN, WARPS = 512, 64, 584, 64, 64, 8
 PROGRAMS = 132  # how many the keys are split for: one fits on an SM
 
 
-def launch(grid: tuple[int, int, int], given: tuple[Any, ...], sizes: tuple[Any, ...], late: bool) -> None:
+def launch(grid: tuple[int, int, int], given: tuple[Any, ...], sizes: tuple[Any, ...]) -> None:
     """given, sizes: the arguments of ``_part`` from q to splits, and from WINDOW to PER_PAGE."""
-    _part[grid](*given, *sizes, BM, BN, num_warps=WARPS, **overlap(grid[0], math.prod(grid), late))
+    _part[grid](*given, *sizes, BM, BN, num_warps=WARPS)
 
 
 @gluon.jit
@@ -111,7 +108,6 @@ def _part(
     q, q_token, cos, sin, ring, store, places, places_token, positions, slots, parts, peaks, totals, heads, most,
     eps, scale, splits, WINDOW: gl.constexpr, D: gl.constexpr, ROPE: gl.constexpr, WIDTH: gl.constexpr,
     RATIO: gl.constexpr, CHOSEN: gl.constexpr, PER_PAGE: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr,
-    PDL: gl.constexpr,
 ):  # fmt: skip
     """places: int32 [B, most] at stride places_token, chosen rows or page tables."""
     COPY: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [8, 1], [1, 0])
@@ -122,9 +118,7 @@ def _part(
     KEY: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, PACK))
     SEEN: gl.constexpr = gl.SliceLayout(0, SCORES)
     token, split = gl.program_id(0), gl.program_id(2)
-    begin(PDL)
     wide = token.to(gl.int64)
-    ready(PDL)
     position, slot = gl.load(positions + token), gl.load(slots + token)
     count = 0
     if RATIO > 0:

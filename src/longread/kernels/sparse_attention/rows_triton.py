@@ -28,7 +28,6 @@ HEADS, PROGRAMS = 16, 264  # of ``_part``: heads a program, programs that keys a
 FEW, MORE = (16, 8), (32, 4)  # keys at once and warps of ``_part``, of fewer than MANY tiles and of more
 HOPPER = True  # whether ``rows_gluon`` takes what it can; False: this file's kernel, to compare
 MANY = 8  # tiles of 64 keys, of all sequences together, from which ``rows_gluon`` is the faster
-SHORT = 1024  # rows of a store up to which what follows ``_part`` may start before it ends
 PARTS = 16  # parts of a head that are read at once
 WIDE_BATCH = 8  # from how many sequences on a program combines all channels of a head, and not 128
 
@@ -68,11 +67,10 @@ def rows_turned(
     )  # fmt: skip
     sizes = window, d, rope, width, ratio, chosen is not None, PAGE_TOKENS // ratio if ratio else 1
     if hopper:
-        rows_gluon.launch((batch, groups, splits), given, sizes, most > SHORT)
+        rows_gluon.launch((batch, groups, splits), given, sizes)
     else:
         _part[(batch, groups, splits)](
             *given, *sizes, packed, HEADS, tile, num_warps=warps, num_stages=1,
-            **overlap(batch, batch * groups * splits, late=most > SHORT),
         )  # fmt: skip
     out = result(q, quantised)
     values, scales = values_and_scales(out)
@@ -126,12 +124,10 @@ def _part(
     q, q_token, cos, sin, ring, store, places, places_token, positions, slots, parts, peaks, totals, heads, most,
     eps, scale, splits, WINDOW: tl.constexpr, D: tl.constexpr, ROPE: tl.constexpr, WIDTH: tl.constexpr,
     RATIO: tl.constexpr, CHOSEN: tl.constexpr, PER_PAGE: tl.constexpr, PACKED: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr, PDL: tl.constexpr,
+    BN: tl.constexpr,
 ):  # fmt: skip
     """places: int32 [B, most] at stride places_token, chosen rows or page tables."""
-    begin(PDL)
     token, split = tl.program_id(0), tl.program_id(2)
-    ready(PDL)
     position = tl.load(positions + token)
     slot = tl.load(slots + token)
     head = tl.program_id(1) * BM + tl.arange(0, BM)

@@ -8,7 +8,6 @@ import triton.language as tl
 from torch import Tensor
 
 from longread.kernels.cache_rows.triton import load_latent, store_latent
-from longread.kernels.overlap import begin, overlap, ready
 from longread.kernels.places import Chunk, Rows
 from longread.kernels.window.ref import SIZE, rope_of
 
@@ -22,7 +21,6 @@ def rows(kv: Tensor, ring: Tensor, where: Rows) -> None:
         _rows[(kv.shape[0],)](
             kv, ring, where.positions, where.slots, kv.stride(0), ring.stride(0), ring.stride(1),
             D=kv.shape[1], ROPE=packed_rope(kv, ring), BLOCK=_block(kv), SIZE=SIZE, num_warps=WARPS,
-            **overlap(kv.shape[0], kv.shape[0]),
         )  # fmt: skip
 
 
@@ -68,11 +66,9 @@ def put_row(ring, kv, D: tl.constexpr, ROPE: tl.constexpr, BLOCK: tl.constexpr):
 @triton.jit(do_not_specialize_on_alignment=LOOSE)
 def _rows(
     kv, ring, positions, slots, kv_row, ring_slot, ring_row,
-    D: tl.constexpr, ROPE: tl.constexpr, BLOCK: tl.constexpr, SIZE: tl.constexpr, PDL: tl.constexpr,
+    D: tl.constexpr, ROPE: tl.constexpr, BLOCK: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    begin(PDL)
     b = tl.program_id(0)
-    ready(PDL)
     position = tl.load(positions + b)
     if position >= 0:
         slot = tl.load(slots + b).to(tl.int64)

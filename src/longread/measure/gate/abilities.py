@@ -40,6 +40,8 @@ class Abilities:
     salt: bool
     cached_told: bool
     capacity: int | None
+    dtype: str | None = None
+    cache_dtype: str | None = None
     chat_fields: Mapping[str, object] = field(default_factory=dict)
     without: Mapping[str, str] = field(default_factory=dict)
 
@@ -97,6 +99,7 @@ async def probe(client: Client, model: str | None) -> Abilities:
     told = await prober.tries("return_token_ids", {"return_token_ids": True})
     ids = told is not None and told.prompt_ids is not None and told.token_ids is not None
     texts = await _completion_top(prober, "text prompts", "Hello", top)
+    metrics = await client.get("/metrics") or ""
     prompt = told.prompt_ids if ids and told is not None and told.prompt_ids else None
     by_ids = await _completion_top(prober, "id prompts", prompt, top) if prompt else 0
     return Abilities(
@@ -111,7 +114,9 @@ async def probe(client: Client, model: str | None) -> Abilities:
         seed=seed,
         salt=salt,
         cached_told=first.cached is not None,
-        capacity=capacity_of(await client.get("/metrics") or ""),
+        capacity=capacity_of(metrics),
+        dtype=dtypes_of(metrics)[0],
+        cache_dtype=dtypes_of(metrics)[1],
         chat_fields=chat_fields,
         without=prober.without,
     )
@@ -204,11 +209,24 @@ def _added(one: float, other: float) -> float:
     return min(0.0, math.log(math.exp(one) + math.exp(other)))
 
 
-def capacity_of(metrics: str) -> int | None:
-    """Tokens of the cache by ``cache_config_info`` (vLLM's name, and Longread's)."""
+def _cache_config(metrics: str) -> dict[str, str]:
+    """The labels of ``cache_config_info`` (vLLM's name, and Longread's)."""
     found = _CAPACITY.search(metrics)
-    labels = dict(_LABEL.findall(found[1])) if found else {}
+    return dict(_LABEL.findall(found[1])) if found else {}
+
+
+def capacity_of(metrics: str) -> int | None:
+    """Tokens of the cache."""
+    labels = _cache_config(metrics)
     try:
         return int(labels["block_size"]) * int(labels["num_gpu_blocks"]) or None
     except (KeyError, ValueError):
         return None
+
+
+def dtypes_of(metrics: str) -> tuple[str | None, str | None]:
+    """What is computed in, and what is cached; None where that is not told (vLLM tells the cache's as "auto")."""
+    labels = _cache_config(metrics)
+    known = [labels.get(name) for name in ("dtype", "cache_dtype")]
+    dtype, cache = (None if value in (None, "", "auto") else value for value in known)
+    return dtype, cache

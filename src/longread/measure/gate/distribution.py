@@ -123,6 +123,20 @@ def _close(base: Position, candidate: Position, tie: float) -> bool:
     return base.top[0][1] - ours <= tie and candidate.top[0][1] - theirs <= tie
 
 
+def moved(one: Position, other: Position) -> float:
+    """A lower bound of the total variation distance, the share of the probability that other tokens have; equal to it
+    where both told everything. A token that a side did not tell has at most its least told probability there.
+    """
+    return max(_lost(one, other), _lost(other, one))
+
+
+def _lost(one: Position, other: Position) -> float:
+    """What tokens lose for certain, from one side to the other."""
+    p, q = known(one), known(other)
+    least = math.exp(min(other.top[-1][1], 0.0)) if other.top else 1.0
+    return min(1.0, math.fsum(max(0.0, value - q.get(token, least)) for token, value in p.items()))
+
+
 def largest_gap(one: Sequence[Position], other: Sequence[Position]) -> float:
     """max |difference of log-probability| over tokens that both told, position by position; infinite where at some
     position both told tokens and none of them is the same. 0 without positions.

@@ -2,10 +2,10 @@
 
 Fresh documents (their seed is new in each run, so no cache knows them) are asked cold, warm, behind another question,
 as a stream, beside other requests, under another cache salt, after the cache was put under pressure, and as a
-conversation that goes on. Texts must be equal and log-probabilities within the limit; where two texts part, both tokens
-may be as good as equal (a tie), which is no failure. Whether the server really reused anything is read from
+conversation that goes on. Texts must be equal and what is told of their tokens within the limits; where two texts part,
+both tokens may be as good as equal (a tie), which is no failure. Whether the server really reused anything is read from
 ``cached_tokens``.
-Knows the client; how the sampler is examined is sampling's.
+Knows the client; which limits are a server's is rounding's, how the sampler is examined sampling's.
 """
 
 import math
@@ -15,9 +15,10 @@ from dataclasses import asdict, dataclass, field
 from longread.measure.gate.abilities import Abilities
 from longread.measure.gate.capture import all_of, chat_fields
 from longread.measure.gate.client import Answer, Client
-from longread.measure.gate.distribution import divergence_point, largest_gap
+from longread.measure.gate.distribution import divergence_point
 from longread.measure.gate.documents import ANSWER_TOKENS, FORMS, Style, instructed_chat
 from longread.measure.gate.profiles import Profile
+from longread.measure.gate.rounding import Apart, Rule, apart, rule_of
 from longread.measure.gate.verdict import Finding, LevelResult, Verdict
 from longread.measure.reading import Question, write
 
@@ -30,7 +31,7 @@ Evidence = Callable[[Mapping[str, object]], None]
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Two answers that must be one. ``gap``: largest difference of a log-probability, None: none were told.
+    """Two answers that must be one. ``apart``: how far their tokens' probabilities are, None: none were told.
     ``parted``: the first position with another token. ``verdict``: "equal", "tie" or "different". ``cached``: tokens
     that the server says it reused, on both sides. ``empty``: neither side said anything, so that nothing was compared.
     """
@@ -38,7 +39,7 @@ class Compared:
     name: str
     document: str
     verdict: str
-    gap: float | None
+    apart: Apart | None
     parted: int | None
     texts: tuple[str, str]
     cached: tuple[int | None, int | None]
@@ -46,8 +47,11 @@ class Compared:
 
     def document_of(self) -> dict[str, object]:
         """As JSON: a gap that is not finite is missing."""
-        gap = self.gap if self.gap is not None and math.isfinite(self.gap) else None
-        return {"level": 0, **asdict(self), "gap": gap}
+        figures = asdict(self)
+        apart = figures.pop("apart") or {}
+        if not math.isfinite(apart.get("gap", 0.0)):
+            apart["gap"] = None
+        return {"level": 0, **figures, **apart}
 
 
 @dataclass(slots=True)
@@ -61,26 +65,19 @@ class Trial:
     found: list[Compared] = field(default_factory=list)
 
 
-def compare(name: str, key: str, one: Answer, other: Answer, limit: float) -> Compared:
-    """``limit``: of a log-probability's difference, and of what counts as a tie."""
+def compare(name: str, key: str, one: Answer, other: Answer, rule: Rule) -> Compared:
+    """``rule``: what the server may differ by."""
     same = divergence_point(one.positions, other.positions)
     told = bool(one.positions and other.positions)
-    gap = largest_gap(one.positions[:same], other.positions[:same]) if told else None
+    found = apart(one.positions[:same], other.positions[:same]) if told else None
     parted = same - 1 if told and same and one.positions[same - 1].token != other.positions[same - 1].token else None
     equal = (one.text, one.finish_reason, one.reasoning) == (other.text, other.finish_reason, other.reasoning)
-    verdict = "equal" if equal and (gap is None or gap <= limit) else "different"
-    if not equal and parted is not None and gap is not None and gap <= limit and _tie(one, other, parted, limit):
-        verdict = "tie"
+    holds = found is None or rule.holds(found)
+    verdict = "equal" if equal and holds else "different"
+    if not equal and found is not None and holds and parted is not None:
+        verdict = "tie" if rule.tie(one.positions[parted], other.positions[parted]) else verdict
     empty = not (one.text or one.reasoning or other.text or other.reasoning or told)
-    return Compared(name, key, verdict, gap, parted, (one.text, other.text), (one.cached, other.cached), empty)
-
-
-def _tie(one: Answer, other: Answer, at: int, limit: float) -> bool:
-    a, b = one.positions[at], other.positions[at]
-    mine, theirs = a.of(b.token), b.of(a.token)
-    if mine is None or theirs is None or a.logprob is None or b.logprob is None:
-        return False
-    return abs(a.logprob - mine) <= limit and abs(b.logprob - theirs) <= limit
+    return Compared(name, key, verdict, found, parted, (one.text, other.text), (one.cached, other.cached), empty)
 
 
 class Exactness:
@@ -100,10 +97,10 @@ class Exactness:
     ):
         self.tell = tell
         self.client, self.abilities, self.style = client, abilities, style
-        self.limit, self.fresh, self.rates = profile["logprob_gap"], fresh, rates
+        self.rule, self.fresh, self.rates = rule_of(abilities, profile), fresh, rates
         self.pressure_tokens, self.evidence = pressure_tokens, evidence
         self.found: list[Compared] = []
-        self.notes: list[str] = []
+        self.notes: list[str] = [self.rule.words]
         self._serial = 0
 
     def _trial(self, length: int) -> Trial:
@@ -125,7 +122,7 @@ class Exactness:
         return await self.client.chat((*first, *turns), **chat_fields(self.abilities, ANSWER_TOKENS), **more)
 
     def _compared(self, trial: Trial, name: str, one: Answer, other: Answer) -> None:
-        found = compare(name, trial.key, one, other, self.limit)
+        found = compare(name, trial.key, one, other, self.rule)
         self.found.append(found)
         self.evidence(found.document_of())
 
@@ -197,19 +194,25 @@ class Exactness:
                 needed=None if bad or enough or not documents else len(self.found) * least // documents,
                 note=note,
             ),
-            self._gaps(),
+            *self._distances(),
             Finding(0, "ties", None, float(ties), samples=len(self.found)),
         ]
         return [*findings, *self._reuse()]
 
-    def _gaps(self) -> Finding:
-        gaps = [one.gap for one in self.found if one.gap is not None]
-        if not gaps:
+    def _distances(self) -> list[Finding]:
+        """What was told of the tokens, against the limits."""
+        found = [one.apart for one in self.found if one.apart is not None]
+        if not found:
             reason = self.abilities.without.get("logprobs", "none were told")
-            return Finding(0, "logprob_gap", "INCONCLUSIVE", note=f"not run: no log-probabilities ({reason})")
-        worst = max(gaps)
-        verdict: Verdict = "PASS" if worst <= self.limit else "FAIL"
-        return Finding(0, "logprob_gap", verdict, worst, limit=self.limit, samples=len(gaps))
+            note = f"not run: no log-probabilities ({reason})"
+            return [Finding(0, self.rule.gap_name, "INCONCLUSIVE", note=note)]
+        positions = sum(one.positions for one in found)
+        mean = sum(one.total for one in found) / positions if positions else 0.0
+        return [
+            _within(self.rule.gap_name, max(one.gap for one in found), self.rule.gap, len(found)),
+            _within("moved", max(one.moved for one in found), self.rule.moved, positions),
+            _within("moved_mean", mean, self.rule.mean, positions),
+        ]
 
     def _reuse(self) -> list[Finding]:
         told = [one.cached[1] for one in self.found if one.cached[1] is not None]
@@ -231,9 +234,15 @@ class Exactness:
         return LevelResult(0, (*self.judged(least), *sampling), notes=tuple(self.notes))
 
 
+def _within(name: str, value: float, limit: float | None, samples: int) -> Finding:
+    """Judged by its limit, told where there is none."""
+    verdict: Verdict | None = None if limit is None else "PASS" if value <= limit else "FAIL"
+    return Finding(0, name, verdict, value, limit=limit, samples=samples)
+
+
 def _what(one: Compared) -> str:
     if one.texts[0] != one.texts[1]:
         return f"{one.texts[0][:80]!r} became {one.texts[1][:80]!r} ({one.document})"
-    if one.gap == math.inf:
+    if one.apart is None or one.apart.gap == math.inf:
         return f"at one position no told token is the same ({one.document})"
-    return f"a log-probability moved by {one.gap or 0:.2g} ({one.document})"
+    return f"a log-probability moved by {one.apart.gap:.2g}, {one.apart.moved:.2g} of the probability ({one.document})"

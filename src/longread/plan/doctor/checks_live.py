@@ -18,6 +18,7 @@ MOSTLY = 0.8
 FEW_HITS, GOOD_HITS = 0.2, 0.5
 ENOUGH_TOKENS = 10_000  # looked up in the prefix cache, before a hit rate says anything
 LOW_ACCEPTANCE = 0.4
+LEAST_RANKED = 5  # requests of a histogram, below which a percentile is the bucket of one of them
 STILL_SECONDS = 2.0  # without any token, before that is worth a word
 
 KV_REMEDY = {
@@ -369,7 +370,6 @@ def _told(latency: Latency) -> str:
         return "past the last bucket" if value is None else seconds(value)
 
     where = "" if latency.since == "interval" else ", since the start"
-    return (
-        f"mean {shown(latency.mean)}, p50 {shown(latency.p50)}, p90 {shown(latency.p90)}, p99 {shown(latency.p99)} "
-        f"(n = {latency.count:,}{where})"
-    )
+    ranks = {"p50": latency.p50, "p90": latency.p90, "p99": latency.p99} if latency.count >= LEAST_RANKED else {}
+    told = [f"mean {shown(latency.mean)}", *(f"{name} {shown(value)}" for name, value in ranks.items())]
+    return f"{', '.join(told)} (n = {latency.count:,}{where})"

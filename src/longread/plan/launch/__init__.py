@@ -38,4 +38,7 @@ def emit(d: Deployment, workload: Workload | None, target: str, options: Options
 
 def launch(d: Deployment, workload: Workload | None, options: Options | None = None) -> Launch:
     """The same as data, for ``d.engine``."""
-    return _ENGINES[d.engine](d, workload, options or Options())
+    chosen = options or Options()
+    if chosen.layers is not None and d.engine != "longread":
+        raise ConfigError(f"layers={chosen.layers}: only longread serve draws a model that is cut, not {d.engine}")
+    return _ENGINES[d.engine](d, workload, chosen)

@@ -86,7 +86,8 @@ class Options:
     share one architecture (R1, V3). ``model``: a folder or repository instead of DeepSeek's own (needed for converted
     experts and models without a public name). ``nodes``: addresses of the machines in order, the first is the head;
     node0, node1, ... where left out. ``interface``: network interface between the nodes. ``factors``: calibrated ones;
-    None: of published runs. ``notes``: said in the header.
+    None: of published runs. ``notes``: said in the header. ``layers``: how many of the model's were planned, with drawn
+    weights, as ``longread serve --layers`` says it; None: all of a checkpoint.
     """
 
     engine_version: str | None = None
@@ -98,6 +99,7 @@ class Options:
     interface: str | None = None
     factors: Factors | None = None
     notes: tuple[str, ...] = ()
+    layers: str | None = None
 
     def __post_init__(self) -> None:
         for what, text in (("model", self.model), ("name", self.name)):
