@@ -5,7 +5,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 
 from longread.kv.disk.store import DiskStore
-from longread.kv.records import ID_BYTES, Kind, Layout, Record, chain_key
+from longread.kv.records import ID_BYTES, Kind, Layout, Record, Verdict, chain_key
 from longread.spec.state import PAGE_TOKENS
 
 ROOT = bytes(range(16))
@@ -35,6 +35,12 @@ def chain_of(tokens: Sequence[int], layout: Layout = SMALL, rings: bool = True) 
         records.append(record_of(kind, parent, depth, run, layout))
         parent = records[-1].key
     return [*records, ring_of(records[-1], layout)] if rings else records
+
+
+def streamed(store: DiskStore, wanted: Sequence[tuple[Kind, bytes]]) -> Iterator[tuple[Verdict, memoryview]]:
+    """A chain as the store reads it ahead, one after the other."""
+    for batch in store.batches(wanted):
+        yield from batch
 
 
 def served(store: DiskStore, records: Sequence[Record]) -> int:

@@ -78,15 +78,17 @@ class PrefixIndex:
         The entry goes to the page of a longer sibling if there is one, else to ``page``. A page that carries nothing
         but prefixes of the run is emptied into the same page, so that one lineage does not go on occupying two.
         """
-        at = bisect_left(parent.children, run, key=_run)
-        if self.extends(parent, run):
-            page = parent.children[at].page
+        at, bare = 0, list[int]()
+        if parent.children:  # else nothing stands beside it: so for nearly every page of a book
+            at = bisect_left(parent.children, run, key=_run)
+            if self.extends(parent, run):
+                page = parent.children[at].page
+            bare = [
+                old
+                for shorter in self.prefixes(parent, run)
+                if (old := shorter.page) != page and self._carries_only(old, run) and self._move(shorter, page)
+            ]
         entry = Entry(key, parent, run, page)
-        bare = [
-            old
-            for shorter in self.prefixes(parent, run)
-            if (old := shorter.page) != page and self._carries_only(old, run) and self._move(shorter, page)
-        ]
         if parent.parent is None and parent is not self.root:
             self.salted[parent.key] = parent
         parent.children.insert(at, entry)

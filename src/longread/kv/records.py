@@ -9,7 +9,7 @@ cache root (spec/state.py), so records of another model, weights, rope or cache 
 
 import hashlib
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Kind = Literal["page", "tail", "ring"]
 KINDS: tuple[Kind, ...] = ("page", "tail", "ring")
@@ -50,10 +50,9 @@ class Record:
     payload: bytes | bytearray | memoryview
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
+class Known(NamedTuple):
     """A record that is there, without its bytes. ``has_ring``: so is the ring behind its last token. Of a page that was
-    looked up for a prompt's chain ``run`` and ``has_ring`` are left out.
+    looked up for a prompt's chain ``run`` and ``has_ring`` are left out. (A tuple: a look-up makes one a page.)
     """
 
     kind: Kind

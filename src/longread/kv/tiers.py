@@ -37,7 +37,7 @@ LOAD_TRIES = 4  # after a broken record the next landing point is tried; this of
 
 
 class Source(NamedTuple):
-    """A record and where it is. A tuple, since a book's look-up makes thousands while all others wait."""
+    """A record and where it is. (A tuple, as that is.)"""
 
     known: Known
     tier: Tier

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recordmaker import SMALL, chain_of
+from recordmaker import SMALL, chain_of, streamed
 
 from longread.kv.disk import keys
 from longread.kv.disk.catalogue import delete
@@ -51,11 +51,11 @@ def test_a_row_that_cannot_be_is_a_miss_once_it_was_to_be_read(tmp_path: Path) -
     with store._catalogue.transaction() as write:
         write.execute("UPDATE records SET offset = -1 WHERE key = ?", (key,))
     assert key in store.present("page", [key])
-    verdicts = [verdict for verdict, _ in store.stream(wanted)]
+    verdicts = [verdict for verdict, _ in streamed(store, wanted)]
     assert verdicts == ["absent" if each is CHAIN[2] else "whole" for each in CHAIN]
     assert key not in store.present("page", [key])
     store.write(CHAIN)
-    assert [verdict for verdict, _ in store.stream(wanted)] == ["whole"] * len(CHAIN)
+    assert [verdict for verdict, _ in streamed(store, wanted)] == ["whole"] * len(CHAIN)
     store.close()
 
 
@@ -71,6 +71,6 @@ def test_a_record_that_was_found_damaged_is_not_present(tmp_path: Path) -> None:
         file.write(b"\x00" if CHAIN[2].payload[-1] else b"\x01")
     reader = DiskStore.open(tmp_path / "store", SMALL, max_bytes=2**30, read_only=True)
     assert CHAIN[2].key in reader.present("page", [CHAIN[2].key])
-    assert [verdict for verdict, _ in reader.stream([("page", CHAIN[2].key)])] == ["corrupt"]
+    assert [verdict for verdict, _ in streamed(reader, [("page", CHAIN[2].key)])] == ["corrupt"]
     assert reader.present("page", [CHAIN[2].key]) == set()
     reader.close()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recordmaker import ROOT, SMALL, chain_of, payload_of
+from recordmaker import ROOT, SMALL, chain_of, payload_of, streamed
 
 from longread.kv.disk import ahead, segments
 from longread.kv.disk import format as record_format
@@ -40,7 +40,7 @@ def refs(records: Sequence[Record]) -> list[Ref]:
 def read(store: DiskStore, wanted: Sequence[Ref]) -> list[Verdict]:
     """Verdicts; the bytes of what is whole are compared at once."""
     verdicts = []
-    for (kind, key), (verdict, payload) in zip(wanted, store.stream(wanted), strict=True):
+    for (kind, key), (verdict, payload) in zip(wanted, streamed(store, wanted), strict=True):
         assert verdict != "whole" or payload == payload_of(kind, key)
         verdicts.append(verdict)
     return verdicts
@@ -252,7 +252,7 @@ def test_streams_at_the_same_time_and_streams_that_are_left(store: DiskStore) ->
 
     def many() -> None:
         for _ in range(50):
-            left = store.stream(refs(CHAIN))
+            left = streamed(store, refs(CHAIN))
             assert next(left)[0] == "whole"
             verdicts = read(store, refs(CHAIN))
             if verdicts != ["whole"] * len(CHAIN):

@@ -27,6 +27,7 @@ SEGMENT_BYTES = 256 * 2**20
 SUFFIX = ".seg"
 OPEN_FILES = 64
 IDLE_SECONDS = 5.0  # then a reader lets go of its files: what others delete meanwhile would keep its space
+EARLY_BYTES = 8 * 2**20  # of a batch, behind which the disk begins to write while more is appended
 PARTS_MAX = 1024  # of one call: what Linux takes
 _NAME = re.compile(r"[0-9a-f]{16}\.seg")
 
@@ -189,6 +190,41 @@ class _File:
     size: int
 
 
+class _EarlySync:
+    """Puts what a file has on the disk while more is appended, so that little is left for the sync that counts.
+
+    The system tells of a write that was lost only once, so an early sync that fails is the batch's failure: ``end``.
+    """
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._error: OSError | None = None
+
+    def begin(self, descriptor: int) -> bool:
+        """Start one, which must be ended before the file is closed. False: one is under way, or there can be none."""
+        if not hasattr(os, "fdatasync") or (self._thread is not None and self._thread.is_alive()):
+            return False
+        thread = threading.Thread(target=self._sync, args=(descriptor,), name="longread-sync", daemon=True)
+        with suppress(RuntimeError):
+            thread.start()
+            self._thread = thread
+        return self._thread is thread
+
+    def end(self) -> None:
+        """Wait for it. Raises the OSError that one of them met since the last time."""
+        if self._thread is not None:
+            self._thread.join()
+        self._thread, error, self._error = None, self._error, None
+        if error is not None:
+            raise error
+
+    def _sync(self, descriptor: int) -> None:
+        try:
+            sync_data(descriptor)
+        except OSError as error:
+            self._error = error
+
+
 class SegmentWriter:
     """Appends records in batches that are kept whole or not at all. Not thread-safe: one batch at a time."""
 
@@ -197,6 +233,8 @@ class SegmentWriter:
         self.segment_bytes = segment_bytes
         self._current: _File | None = None
         self._batch: dict[str, tuple[_File, int]] = {}  # files of this batch, and their length before it
+        self._early = _EarlySync()
+        self._unsynced = 0  # bytes of the batch, about, since the disk was last told to begin
 
     def append(self, record: Record, root: bytes) -> Place:
         """Raises OSError (the disk is full...); then ``rollback``."""
@@ -211,10 +249,15 @@ class SegmentWriter:
         _drain(file.descriptor, [head, record.payload], file.size)
         place = Place(file.name, file.size, size)
         file.size += size
+        self._unsynced += size
+        if self._unsynced >= EARLY_BYTES and self._early.begin(file.descriptor):
+            self._unsynced = 0
         return place
 
     def sync(self) -> dict[str, int]:
         """Put the batch on the disk. Returns the length of each file in it, to be committed with it."""
+        self._early.end()
+        self._unsynced = 0
         for file, _ in self._batch.values():
             sync_data(file.descriptor)
         if any(before == 0 for _, before in self._batch.values()):
@@ -230,6 +273,9 @@ class SegmentWriter:
 
     def rollback(self) -> None:
         """The batch is not indexed: cut it off again."""
+        with suppress(OSError):  # of bytes that go
+            self._early.end()
+        self._unsynced = 0
         for file, before in self._batch.values():
             if before:
                 os.ftruncate(file.descriptor, before)

@@ -6,9 +6,9 @@ Order of a write: append to the own segment, fdatasync, then one transaction. Ki
 names only what is whole on the disk. Whatever is read is checked against its checksum and its index row; what does not
 match is dropped, counted, and is a miss from then on.
 
-Safe from any thread. Look-ups (get, known, nearest, tails, documents) touch the index only; read and fetch do one disk
-read, stream as many as it is asked for; the rest waits for the disk and belongs on a background thread. Not usable
-across a fork.
+Safe from any thread. Look-ups (get, known, present, nearest, tails, documents) touch the index only; read and fetch do
+one disk read, batches as many as it is asked for; the rest waits for the disk and belongs on a background thread. Not
+usable across a fork.
 """
 
 import os
@@ -248,19 +248,13 @@ class DiskStore:
             self._used([(kind, key)])
         return verdict
 
-    def stream(self, wanted: Sequence[tuple[Kind, bytes]]) -> Iterator[tuple[Verdict, memoryview]]:
-        """``fetch`` for many records in order. Each payload is valid until the next one is asked for."""
-        with closing(self.batches(wanted)) as batches:
-            for batch in batches:
-                yield from batch
-
     def batches(
         self, wanted: Sequence[tuple[Kind, bytes]], rooms: Sequence[memoryview] = ()
     ) -> Generator[Sequence[tuple[Verdict, memoryview]], None, None]:
-        """``stream`` of as many records together as one of ``rooms`` holds, their payloads one behind the other in it,
-        while the next ones are read into the others: the way to load a chain. A batch is valid until the next one is
-        asked for; nothing is written to the rooms once the iterator has ended or was closed. Without rooms in memory of
-        its own. Raises ValueError for a room that a record does not fit into.
+        """``fetch`` for many records, as many together as one of ``rooms`` holds, their payloads one behind the
+        other in it, while the next ones are read into the others: the way to load a chain. A batch is valid until the
+        next one is asked for; nothing is written to the rooms once the iterator has ended or was closed. Without rooms
+        in memory of its own. Raises ValueError for a room that a record does not fit into.
         """
         if self.layout is None:
             raise StoreError(f"{self.path}: the store was opened without a model, so no chain can be loaded from it")
