@@ -256,7 +256,7 @@ class DeviceRunner:
         def looked() -> Iterator[Callable[[], object]]:
             for done, (_, run) in enumerate(work, 1):
                 yield run
-                told("kernels of", done, len(work))
+                told("looked at", done, len(work))
 
         kernels = missing_kernels(looked())
         self._wait()

@@ -3,6 +3,7 @@
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -31,6 +32,7 @@ class Kernel:
     def __init__(self, knobs: Any, name: str, compiled: Callable[[str], None] = lambda key: None):
         self.runtime, self.name, self.module, self.compiled = knobs.runtime, name, "kernels", compiled
         self.there: set[str] = set()
+        self.loaded: set[str] = set()
         self.ran: list[str] = []
 
     def launch(self, key: str) -> None:
@@ -40,14 +42,29 @@ class Kernel:
             given |= {"compile": {"specialization_data": key}, "repr": "", "is_manual_warmup": False}
             if hook is not None and hook(**given):
                 return
-            self.preload(key)
+            self.preload(key).load()
         for call in self.runtime.launch_enter_hook.calls:
             call({})
         self.ran.append(key)
 
-    def preload(self, key: str) -> None:
+    def preload(self, key: str) -> "Loaded":
         self.compiled(key)
         self.there.add(key)
+        return Loaded(self, key)
+
+
+class Loaded:
+    """A compiled kernel, loaded when its launcher is first asked for."""
+
+    def __init__(self, kernel: Kernel, key: str):
+        self.kernel, self.key = kernel, key
+
+    def load(self) -> None:
+        self.kernel.loaded.add(self.key)
+
+    @property
+    def run(self) -> None:
+        self.load()
 
 
 @pytest.fixture
@@ -71,7 +88,7 @@ def test_each_missing_kernel_is_found_once_and_none_runs(knobs: Any) -> None:
     assert [(kernel.function, kernel.launch) for kernel in found] == [(a, "1"), (b, "1"), (a, "2"), (b, "3")]
     assert not a.ran and not b.ran and not a.there and unhooked(knobs)
     assert compile_all(found, CPU, lambda done, total: None) > 0
-    assert (a.there, b.there) == ({"1", "2"}, {"1", "3"})
+    assert (a.there, b.there) == (a.loaded, b.loaded) == ({"1", "2"}, {"1", "3"})
 
 
 def test_a_kernel_that_is_there_ends_the_work_without_running(knobs: Any) -> None:
@@ -118,6 +135,17 @@ def test_kernels_are_compiled_side_by_side(knobs: Any, monkeypatch: pytest.Monke
     assert compile_all(found, CPU, lambda done, total: told.append((done, total))) == 4
     assert told == [(i, 8) for i in range(1, 9)] and len(a.there) == 8
     assert compile_all([], CPU, lambda done, total: None) == 0
+
+
+def test_filters_of_warnings_are_as_before(knobs: Any) -> None:
+    """However threads leave them that each save, change and restore them."""
+
+    def compiled(key: str) -> None:
+        warnings.simplefilter("ignore", DeprecationWarning)
+
+    before, a = list(warnings.filters), Kernel(knobs, "a", compiled)
+    compile_all(missing_kernels([lambda: [a.launch(str(i)) for i in range(8)]]), CPU, lambda done, total: None)
+    assert len(a.there) == 8 and list(warnings.filters) == before
 
 
 def test_a_kernel_that_cannot_be_compiled_says_what_it_would_have_said(

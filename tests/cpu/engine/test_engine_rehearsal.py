@@ -109,7 +109,7 @@ def test_kernels_are_compiled_before_anything_runs_and_once(
     monkeypatch.setattr(device_runner, "compile_all", compiled)
     runner.prepare(lambda *line: told.append(line))
     assert order == ["chunk", "abridged", "found", "compiled 1", "chunk", "graph"]
-    assert told[0] == ("kernels of", 1, 2) and mark.left
+    assert told[0] == ("looked at", 1, 2) and mark.left
     order.clear()
     runner.prepare()
     assert order == ["chunk", "graph"]
