@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# On an H200 48 GB/s of the link's 55 from 16 programs on (staged copies: 37, and 25 where neighbours are rare). Beside a
-# chain of small products 16, 24, 32 and 64 bring 43, 46, 46 and 42 GB/s and cost it 5, 4, 4 and 9 ms in 41.
+# On an H200 48 GB/s of the link's 55 from 16 programs on (staged copies: 37, and 25 where neighbours are rare). Beside
+# a chain of small products 16, 24, 32 and 64 bring 43, 46, 46 and 42 GB/s and cost it 5, 4, 4 and 9 ms in 41.
 PROGRAMS = 24
 VECTORS = 1024  # of up to 16 bytes, a program at once: 16 KiB of it in flight
 WARPS = 8
