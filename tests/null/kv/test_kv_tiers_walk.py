@@ -18,6 +18,7 @@ from kv_layered_contents import LayeredContents
 from kv_walk import CHUNKS, DOCUMENTS, LENGTHS, ROOT, Walk
 from memory_disk import MemoryDisk
 
+from longread.kv import persist
 from longread.kv.cache import KVCache
 from longread.kv.host import HostArena
 from longread.kv.lease import Lease
@@ -291,7 +292,10 @@ class LayeredRingTierWalk(LayeredTierWalk):
 
 @pytest.mark.null
 @pytest.mark.parametrize("walk", [TierWalk, RingTierWalk, LateRingTierWalk, LayeredTierWalk, LayeredRingTierWalk])
-def test_random_walk_over_tiers(walk: type[TierWalk]) -> None:
+def test_random_walk_over_tiers(walk: type[TierWalk], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is copied for the disk depends on the steps alone: not on the clock, nor on how full its memory is."""
+    monkeypatch.setattr(persist, "SHARE", 0.0)
+    monkeypatch.setattr(persist, "QUEUE_BYTES", 2**22)
     run_state_machine_as_test(
         walk,
         settings=settings(
