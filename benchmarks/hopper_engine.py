@@ -22,8 +22,9 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -335,31 +336,47 @@ def _longest(driver: Driver, args: argparse.Namespace, seed: int) -> tuple[Calla
     return ask, _loaded(driver, ask(0), "device") | {"before_s": first}
 
 
-def _digest(driver: Driver, ids: Sequence[int]) -> tuple[int, str]:
-    """Where a prompt would land on the device, and a hash of what lies there: of every 16th page, the last and the
-    rings.
+@dataclass(frozen=True, slots=True)
+class Landing:
+    """Where a prompt would land on the device, and hashes of what lies there: of every 16th page, the last and a
+    partial one, and of the rings.
     """
+
+    tokens: int
+    pages: tuple[str, ...]
+    ring: str
+
+    def beside(self, was: "Landing") -> dict[str, Any]:
+        differ = sum(now != before for now, before in zip_longest(self.pages, was.pages))
+        return {
+            "same_bytes": self == was,
+            "landed": [was.tokens, self.tokens],
+            "pages_that_differ": differ,
+            "same_ring": self.ring == was.ring,
+        }
+
+
+def _landing(driver: Driver, ids: Sequence[int]) -> Landing:
     cache, tensors = driver.engine._core.cache, _tensors(driver)
-    landing, found = cache._find(cache.chain(ids), partial=True), hashlib.blake2b()
-    whole = landing.whole()
+    landing = cache._find(cache.chain(ids), partial=True)
+    whole, hashes = landing.whole(), []
     page, ring = memoryview(bytearray(tensors.page_bytes)), memoryview(bytearray(tensors.ring_bytes))
     for entry in [*whole[::16], *whole[-1:], *([landing.partial] if landing.partial else [])]:
         tensors.read_page(entry.page, page, entry.length)
-        found.update(page)
+        hashes.append(hashlib.blake2b(page).hexdigest())
     if landing.at is not None and landing.at.snapshot is not None:
         tensors.read_ring(landing.at.snapshot, ring)
-        found.update(ring)
-    return landing.tokens, found.hexdigest()
+    return Landing(landing.tokens, tuple(hashes), hashlib.blake2b(ring).hexdigest())
 
 
 def host(driver: Driver, args: argparse.Namespace) -> Any:
     """The longest prompt out of the device and back from pinned main memory, twice (host_cache_size must hold it)."""
     ask, before = _longest(driver, args, 5500)
-    was, rows = _digest(driver, ask(-1)), []
+    was, rows = _landing(driver, ask(-1)), []
     for n in (1, 2):
         saved = push_out(driver)
         row = _loaded(driver, ask(n), "host")
-        rows.append(row | {"saved": saved, "same_bytes": _digest(driver, ask(-1)) == was})
+        rows.append(row | {"saved": saved} | _landing(driver, ask(-1)).beside(was))
     link = args.ceilings["host_to_device_B/s"]
     return {"rows": rows, "device": before, "link_B/s": link, "share_of_link": max(r["B/s"] or 0 for r in rows) / link}
 
@@ -376,13 +393,13 @@ def disk(driver: Driver, args: argparse.Namespace) -> Any:
         whole = driver.engine.flush(120.0)
         spent = time.perf_counter() - start
         behind = spent - before["before_s"] - before["ttft_s"]
-        was, rows = _digest(driver, ask(-1)), []
+        was, rows = _landing(driver, ask(-1)), []
         for n, source in ((1, "the disk"), (2, "the system's cache of files")):
             push_out(driver)
             if n == 1:
                 _forget_files(Path(folder))
             row = _loaded(driver, ask(n), "disk")
-            rows.append({"from": source} | row | {"same_bytes": _digest(driver, ask(-1)) == was})
+            rows.append({"from": source} | row | _landing(driver, ask(-1)).beside(was))
         stats = driver.engine.stats()
         assert driver.engine._tiers is not None
         driver.engine._tiers.close()

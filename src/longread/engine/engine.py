@@ -34,7 +34,7 @@ from longread.spec.errors import InvalidRequestError
 from longread.spec.limits import check_request
 from longread.spec.reuse import MissReason
 
-SLICE = 0.05  # seconds of a chunk's layers between two steps of decoding rows, on a device
+SLICE = 0.04  # seconds of a chunk's layers between two steps of decoding rows, on a device
 AUDIT_REST = 99  # times what the last audit took, until the next one
 IDLE_WAIT = 0.005  # seconds a step waits for the I/O threads when it has nothing else: commands may be waiting, too
 

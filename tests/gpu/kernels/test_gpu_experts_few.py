@@ -92,14 +92,13 @@ def test_real_sizes(device: str, kind: str, k: int, d: int, limit: float | None,
     assert torch.equal(got, run(c))
 
 
-@pytest.mark.parametrize("t", [2, 9])
+@pytest.mark.parametrize("t", [4, 9])
 @real_sizes
 def test_weights_by_way_of_shared_memory(device: str, t: int) -> None:
     """The kernels of few_gluon: experts missing, a token without any, NaN in its row, tiles of both kinds."""
     c = case("fp4", t, 6, 16, 4096, 2048, device)
     c["ids"][0, 2] = -1
-    if t > 3:
-        c["ids"][3] = -1
+    c["ids"][3] = -1
     w, pairs = ref.prepare(c["w"]), c["ids"].numel()
     assert few_gluon.fits(c["q"], w)
     check(c, run(c))
