@@ -57,6 +57,8 @@ def run(args: argparse.Namespace) -> int:
 
         return run_published(args)
     if args.model is None and args.calibrate is not None and args.hardware is None:
+        if args.layers is not None:
+            raise UsageError("--calibrate FILE alone has no model whose layers could be counted; leave --layers out")
         from longread.cli.planning import run_calibration  # start-up time, as above
 
         return run_calibration(args)

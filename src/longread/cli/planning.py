@@ -253,6 +253,8 @@ def _model_path(args: argparse.Namespace) -> str | None:
     if named is None:
         if args.model in BUNDLED or Path(args.model).is_dir():
             named = str(locate(args.model))
+        elif Path(args.model).name == "config.json":
+            named = str(Path(args.model).parent)
         else:
             return None
     return str(Path(named).resolve()) if Path(named).is_dir() else named

@@ -4,9 +4,10 @@
 A kernel that is launched with ``overlap()`` calls ``begin`` first, may then ask for what never changes (weights), and
 calls ``ready`` before it touches anything that another kernel writes or reads, its own outputs included: only then is
 everything before it finished and visible. Several kernels may be waiting behind one that runs, so what is read before
-``ready`` must be constant for the whole step, and every program calls ``ready`` before it returns: a kernel whose
-programs had all left without it would be finished before the one ahead of it. A kernel without ``ready`` must not be
-launched so.
+``ready`` must be constant for the whole step, or be finished by then for certain: the experts' second product reads
+their choice, since the first one lets it start behind its own wait only. Every program calls ``ready`` before it
+returns: a kernel whose programs had all left without it would be finished before the one ahead of it. A kernel without
+``ready`` must not be launched so.
 
 Which kernels do it was measured by whole layers, kernel by kernel; chains of a few said otherwise. Those that gain are
 the products (kernels/fp8), the ends of hyper-connections and of attention, the choice of experts, and the experts. With

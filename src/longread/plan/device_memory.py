@@ -63,7 +63,7 @@ def _missing(options: EngineOptions, spec: ModelSpec, gpu: Gpu | str) -> str | N
     """Why a GPU cannot run this; None: it can."""
     if isinstance(gpu, str):
         return gpu
-    if gpu.capability < CAPABILITY:
+    if gpu.capability[0] != CAPABILITY[0]:  # what is newer lacks Hopper's tensor-core instructions
         found, wanted = (".".join(map(str, pair)) for pair in (gpu.capability, CAPABILITY))
         return f"{gpu.name} has compute capability {found}; the kernels need {wanted} (Hopper)"
     if spec.family not in FAMILIES:

@@ -282,7 +282,7 @@ class EngineDriver:
             self._thread.join(seconds)
 
     def hurry(self) -> None:
-        """End the draining of a ``close`` now, and an engine's process with it: also of one that only comes."""
+        """End the draining of a ``close`` now, and an engine's process with it; no other one is made."""
         self._hurried = True  # before the thread sees what becomes of the process
         self._idle.set()
         if isinstance(self._engine, ProcessEngine):

@@ -65,6 +65,18 @@ def test_the_first_layers_of_a_model_are_planned_and_launched_on_one_card(capsys
         assert "longread serve DeepSeek-V4-Flash" in text and "--random-weights" in text and "--layers 32" in text
     assert "32 of 43 layers" in said(["V4-Flash", "--layers", "32", "--hardware", "H200"], capsys)
     assert cli.main(["plan", "V4-Flash", "--layers", "44"]) == 2 and "ask for 1 to 43" in capsys.readouterr().err
+    assert cli.main(["plan", "--calibrate", str(RESULTS / "cpu.json"), "--layers", "3"]) == 2
+    assert "leave --layers out" in capsys.readouterr().err
+
+
+def test_a_config_file_that_is_cut_is_launched_from_its_folder(tmp_path: Path, capsys: Capture) -> None:
+    """Its label is no name that ``serve`` would find."""
+    for name in ("config.json", "other.json"):
+        (tmp_path / name).write_text(json.dumps(CONFIGS["DeepSeek-V4-Flash"]))
+    options = ["--layers", "3", "--hardware", "H200", "--emit", "longread"]
+    assert f"longread serve {tmp_path}" in flat(said([str(tmp_path / "config.json"), *options], capsys))
+    assert cli.main(["plan", str(tmp_path / "other.json"), *options]) == 2
+    assert "finds no model called" in capsys.readouterr().err
 
 
 def test_converted_experts_take_their_checkpoint(capsys: Capture) -> None:

@@ -34,6 +34,7 @@ def test_auto_takes_the_gpu_and_says_so() -> None:
     [
         ("no driver", {}, "no driver"),
         (replace(H200, capability=(8, 0)), {}, "8.0"),
+        (replace(H200, capability=(10, 0)), {}, "10.0"),
         (H200, {"dtype": "float32"}, "float32"),
     ],
 )

@@ -266,6 +266,8 @@ REFUSED: list[tuple[str, Deployment, Workload | None, Options, str]] = [
     ("sglang", plan(V4, "8xH20-96", Strategy(8)), None, Options(engine_version="0.6"), "0.5.17 and 0.5.23"),
     ("longread", plan(V4, "8xH20-96", Strategy(8)), None, Options(), "on one GPU at most, not TP8.*emit vllm"),
     ("longread", card("V2-Lite", "A100-80"), None, Options(), "kernels for Hopper GPUs, not for A100-80"),
+    ("longread", card("V2-Lite", "B200"), None, Options(), "kernels for Hopper GPUs, not for B200"),
+    ("longread", card("V2-Lite", "H200"), None, Options(layers="3"), "finds no model called"),
     ("longread", card("V2-Lite", "H200", cache="nvfp4"), None, Options(), "in fp8_ds_mla, fp8, bfloat16, not nvfp4"),
     ("longread", card("V2-Lite", "H200", experts="fp8"), None, Options(), "as they are stored, not as fp8"),
     ("longread", card("V2-Lite", "H200", max_num_seqs=9000), None, Options(), "would refuse.*is below max_num_seqs"),

@@ -67,7 +67,7 @@ MOST = 64  # tokens up to which weights are read faster here than by grouped_tri
 # By kind of weight: (tokens up to which it is taken, the configuration). Microseconds of a layer's routing and experts
 # on an H200, beside grouped_triton's: V4-Flash 42 (71) for 1 token, 72 (97) for 2, 122 (186) for 4, 214 (303) for 8,
 # 594 (827) for 32; V3 105 (126) for 1, 164 (195) for 2, 215 (266) for 4, 263 (332) for 8. V3's 32 tokens were measured
-# with ``together`` 1 only: 454 (450).
+# with ``together`` 1 only: 454 (450). FP4 of two tokens and more goes through few_gluon where that fits.
 FEW: dict[str, list[tuple[int, Few]]] = {
     "fp4_words": [
         (1, Few(rows1=16, rows2=16, scanned=True)),

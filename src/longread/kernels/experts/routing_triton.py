@@ -2,7 +2,7 @@
 """From tokens to experts and weights: the router's product and, in one kernel, all of kernels/router/ref.py's methods.
 
 The product of many tokens is torch's; that of few is cut in parts of K, which the choosing kernel adds in their order,
-so that the gate is read by many programs at once, and before the tokens are there. A choice never depends on the order
+so that the gate is read by many programs at once. A choice never depends on the order
 of a search: equal scores go to the expert of the lower number, and NaN ranks last, so k different experts come out
 whatever comes in.
 """
@@ -143,7 +143,7 @@ def logits(u: Tensor, gate: Tensor) -> Tensor:
     """float32 [parts, T, E], to be added: products of bfloat16 are exact; anything else is widened first."""
     tokens, width = u.shape
     cut = 0 < tokens <= FEW and width % PART == 0 and u.stride(1) == 1
-    if cut and u.dtype == gate.dtype and gate.is_contiguous():  # a copy would be read before it is there
+    if cut and u.dtype == gate.dtype and gate.is_contiguous():
         experts, block = gate.shape[0], 8 if tokens <= 8 else 16
         out = torch.empty(width // PART, tokens, experts, dtype=torch.float32, device=u.device)
         grid = triton.cdiv(experts, 16), width // PART, triton.cdiv(tokens, block)

@@ -1,11 +1,12 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, untyped-decorator"
 """Routed experts on Hopper: which of four ways a step's experts are computed, and their launches.
 
-Knows shapes and regimes; the kernels are in few_triton.py, grouped_triton.py and many_gluon.py (products) and in
-slots_triton.py and many_slots_triton.py (sorting, placing, summing). No launch waits for the device: sizes are upper
-bounds, and programs behind the last block in use return at once.
+Knows shapes and regimes; the kernels are in few_triton.py, few_gluon.py, grouped_triton.py and many_gluon.py (products)
+and in slots_triton.py and many_slots_triton.py (sorting, placing, summing). No launch waits for the device: sizes are
+upper bounds, and programs behind the last block in use return at once.
 
-- few tokens of quantised weights: few_triton.py, bound by reading the chosen experts' weights.
+- few tokens of quantised weights: few_triton.py, bound by reading the chosen experts' weights; FP4 of two tokens and
+  more by way of shared memory (few_gluon.py).
 - more, or plain weights: blocks of 16 slots, hidden activations quantised per 64 columns in the first product's
   epilogue; of 32, or of 64 where no other kernel fits. With ``per_row`` activations have one scale a row, so that
   nothing but an addition is left between tensor-core products.

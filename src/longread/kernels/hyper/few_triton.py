@@ -1,6 +1,6 @@
 """Hyper-connections of few tokens (decode) on a GPU: two launches that wait for memory and for each other, little else.
 
-The projection's slice is asked for before the kernels ahead are finished. The second launch has two programs a token:
+The second launch has two programs a token:
 one collapses, norms and quantises, which is what the next product waits for; the other makes post and a, 39 divisions
 in a row, which nobody needs before the sublayer has ended. Each adds up the partial sums for itself, in a fixed order.
 """

@@ -243,6 +243,8 @@ def _within(name: str, value: float, limit: float | None, samples: int) -> Findi
 def _what(one: Compared) -> str:
     if one.texts[0] != one.texts[1]:
         return f"{one.texts[0][:80]!r} became {one.texts[1][:80]!r} ({one.document})"
-    if one.apart is None or one.apart.gap == math.inf:
+    if one.apart is None:
+        return f"the same text ended or was reasoned otherwise ({one.document})"
+    if one.apart.gap == math.inf:
         return f"at one position no told token is the same ({one.document})"
     return f"a log-probability moved by {one.apart.gap:.2g}, {one.apart.moved:.2g} of the probability ({one.document})"

@@ -105,7 +105,12 @@ def _refuse(d: Deployment, options: Options, on_gpu: bool) -> None:
             f"longread serve is one process on one machine, on one GPU at most, not {d.strategy.label} on "
             f"{d.hardware.label}; emit vllm or sglang for this deployment"
         )
-    if on_gpu and (card.compute_capability is None or card.compute_capability < CAPABILITY):
+    if options.layers is not None and options.model is None and options.name is None:
+        raise ConfigError(
+            f"longread serve finds no model called {d.spec.label!r}: with --layers give a released model's name, or "
+            "its folder with --model-path"
+        )
+    if on_gpu and (card.compute_capability is None or card.compute_capability[0] != CAPABILITY[0]):
         raise ConfigError(f"longread serve has kernels for Hopper GPUs, not for {card.name}; emit vllm or sglang")
     if on_gpu and d.experts != "native":
         raise ConfigError(f"longread serve multiplies experts as they are stored, not as {d.experts}; use native ones")
