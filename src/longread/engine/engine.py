@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from longread.engine.ahead import Ahead
@@ -207,10 +208,11 @@ class LocalEngine:
         rows = [self._requests[timeline.key].sampling for timeline in batch.sampling]
         self._underway = Underway(grants, chunks, batch, rows, runner.begin_chunks(batch))
         self._scheduler.underway = self._underway.timelines()
-        self._underway.advance(self._slice())
+        self._next_slice(self._underway)
 
-    def _slice(self) -> float:
-        return self._scheduler.slice_seconds(SLICE)
+    def _next_slice(self, underway: Underway) -> None:
+        with self._whole(underway.grants):
+            underway.advance(self._scheduler.slice_seconds(SLICE))
 
     def _go_on(self, underway: Underway) -> None:
         """Rows, and behind them the next slice of the chunks, which the device computes while the rows' tokens are
@@ -221,9 +223,10 @@ class LocalEngine:
             if plan is not None:
                 runner = self._core.runner
                 assert isinstance(runner, DeviceRunner)
-                self._decode(runner, plan, behind=lambda: underway.advance(self._slice()))
+                self._decode(runner, plan, behind=partial(self._next_slice, underway))
                 return
-            underway.advance(None)
+            with self._whole(underway.grants):
+                underway.advance(None)
         self._land(underway)
 
     def _land(self, underway: Underway) -> None:

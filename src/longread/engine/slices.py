@@ -72,6 +72,7 @@ class Slices:
     logits: Tensor | None = None
     _coming: Part | None = None
     _running: deque[_Launched] = field(default_factory=deque)
+    _announced: int = 0  # how many were dropped when ``_coming`` was heard of
     _late: float = 1.0  # times what was expected the last measured part took: a longer context than its like had
     _seconds: float = 0.0
 
@@ -82,7 +83,8 @@ class Slices:
         self._look()
         left, begun, before = seconds, False, self._now()
         with torch.inference_mode():
-            if self._coming is None:
+            if self._coming is None and self.logits is None:
+                self._announced = len(self.dropped)
                 self._launch()  # nothing: to hear what is first
             while self.logits is None and self._coming is not None:
                 part, known = self._coming, self.pace.expected(self._coming)
@@ -91,9 +93,12 @@ class Slices:
                     if begun and not 0 < takes <= left:
                         break
                     left -= takes
+                dropped = len(self.dropped)
                 self._launch()
                 after = self._now()
-                self._running.append(_Launched(part, known, before, after))
+                if dropped == self._announced:  # else nothing of it was launched
+                    self._running.append(_Launched(part, known, before, after))
+                self._announced = dropped
                 begun, before = True, after
         return self.logits is not None
 
@@ -106,7 +111,7 @@ class Slices:
         try:
             self._coming = next(self.work)
         except StopIteration as end:
-            self.logits = end.value
+            self._coming, self.logits = None, end.value
 
     def _look(self) -> None:
         while self._running and (took := self._running[0].seconds()) is not None:

@@ -5,7 +5,9 @@ layers, with a mark behind each range. From then on its pages are like any other
 right, for everything that is put on the model's stream:
 
 - What may touch a page that is on its way first has the stream wait for the last mark (``touch``): decoding rows,
-  copies of pages, records that are read, and whoever is given such a page anew. What touches none waits for nothing.
+  copies of pages, records that are read, and whoever is given such a page anew. What touches none waits for nothing,
+  but for captured chunks: a graph waits for the marks as they are when it is launched, whoever's load they are of, at
+  most as long as that load takes (20 ms a GB), and so do the rows behind it.
 - Only a prompt's chunk may wait layer by layer (``layers``): before the first layer of each range, for its mark. Behind
   its last layer the stream has waited for all that was on its way when it began.
 - Marks are made anew by each load, in the order of one stream: waiting for a mark is waiting for the newest load's, so

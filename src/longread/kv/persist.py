@@ -176,7 +176,7 @@ class Persister:
 
     def _shut(self) -> None:
         """Nothing more is added to the open write."""
-        if self._open is not None and self._open[0].records:
+        if self._open is not None and self._open[0].stretches:
             self._ready.append(self._open)
         self._open = None
 
@@ -194,8 +194,14 @@ class Persister:
             self._shut()
             self._open = Write([], 0), landing
         write, before = self._open[0], (self._open[0].size, landing.next)
-        ended = self._copy(landing, write, min(write.size + PORTION_BYTES, WRITE_BYTES))
-        self._read()
+        try:
+            ended = self._copy(landing, write, min(write.size + PORTION_BYTES, WRITE_BYTES))
+            self._read()
+        except BaseException:  # an interrupt, too: what was to be filled is not, and must not be written as if it were
+            self._reads.clear()
+            write.failed = True
+            self._shut()
+            raise
         if ended:
             self._landings.popleft()
             self._shut()
@@ -218,7 +224,7 @@ class Persister:
             if key not in landing.there and ("page", key) not in self._queued:
                 if (write.records and write.size + size > limit) or not self._outbox.fits(size):
                     return False
-                record = self._full_page(key)
+                record = self._full_page(write, key)
                 if record is None:  # evicted before its turn: nothing behind it can be reached on the disk
                     self._give_up(landing)
                     return True
@@ -237,10 +243,10 @@ class Persister:
         tokens = len(landing.run) // ID_BYTES
         kind: Kind = "page" if tokens == PAGE_TOKENS else "tail"
         if landing.at not in landing.keys[-1:] and not self._has(kind, landing.at):
-            payload = self._page(entry, tokens)
+            payload = self._page(write, entry, tokens)
             self._add(write, Record(kind, landing.at, landing.parent, entry.depth, landing.run, payload))
         if entry.snapshot is not None and not self._has("ring", entry.key):
-            payload = self._outbox.take(self._records.ring_bytes)
+            payload = self._take(write, self._records.ring_bytes)
             self._records.read_ring(entry.snapshot, payload)
             self._add(write, Record("ring", entry.key, landing.parent, entry.depth, b"", payload))
 
@@ -253,22 +259,28 @@ class Persister:
             entry = index.covering(parent, landing.run) if parent is not None else None
         return entry
 
-    def _full_page(self, key: bytes) -> Record | None:
+    def _full_page(self, write: Write, key: bytes) -> Record | None:
         """From the device, or from the arena if it has moved there."""
         entry, known = self._cache.index.get(key), self._host.get("page", key)
         if entry is not None and entry.parent is not None:
-            return Record("page", key, entry.parent.key, entry.depth, entry.run, self._page(entry, PAGE_TOKENS))
+            return Record("page", key, entry.parent.key, entry.depth, entry.run, self._page(write, entry, PAGE_TOKENS))
         if known is not None:
             self._settle()
-            payload = self._outbox.take(self._records.page_bytes)
+            payload = self._take(write, self._records.page_bytes)
             self._host.copy("page", key, payload)
             return Record("page", key, known.parent, known.depth, known.run, payload)
         return None
 
-    def _page(self, entry: Entry, tokens: int) -> memoryview:
+    def _page(self, write: Write, entry: Entry, tokens: int) -> memoryview:
         """Filled by the next ``_read``: a device is asked once a portion, not once a page."""
-        payload = self._outbox.take(self._records.page_bytes)
+        payload = self._take(write, self._records.page_bytes)
         self._reads.append((entry.page, payload, tokens))
+        return payload
+
+    def _take(self, write: Write, size: int) -> memoryview:
+        """Memory that comes back with ``write``, also where nothing is added for it."""
+        payload = self._outbox.take(size)
+        write.stretches += 1
         return payload
 
     def _read(self) -> None:
@@ -340,7 +352,7 @@ class Persister:
             self._sent -= 1
             self._threads.queued_bytes -= write.size
             self.written_bytes += write.written
-            self._outbox.give_back(len(write.records))
+            self._outbox.give_back(write.stretches)
             landing = self._origin.pop(write, None)
             self._queued.difference_update((record.kind, record.key) for record in write.records)
             if write.failed and landing is not None:

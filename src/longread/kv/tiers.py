@@ -197,12 +197,14 @@ class Tiers:
         return transfer
 
     def cancel(self, transfer: Transfer) -> None:
-        """Nobody wants it any more: it stops at its next record; what is whole is published all the same."""
+        """Nobody wants it any more: it stops behind what it moves together; what is whole is published all the same,
+        and what was begun layer by layer comes whole.
+        """
         transfer.cancelled = True
 
     def cancel_all(self) -> bool:
-        """Cancel every load in flight and take back what they hold, waiting for at most one record of each. False:
-        there was none.
+        """Cancel every load in flight and take back what they hold, waiting for what each moves together: a room of a
+        disk's records, or ``pages_at_once``. False: there was none.
         """
         if not self._transfers:
             return False

@@ -89,6 +89,7 @@ class Write:
     records: list[Record]
     size: int
     keys: Sequence[bytes] = ()
+    stretches: int = 0
     failed: bool = False
     written: int = 0
 
@@ -142,7 +143,7 @@ class IOThreads:
                 self._pages.finish()
                 transfer.moved = begun
         except Exception as error:  # a thread's edge: whatever it is, the request must not wait for ever
-            transfer.broken = transfer.moves[transfer.moved]
+            transfer.broken = transfer.moves[min(transfer.moved, len(transfer.moves) - 1)]
             log.debug("a load failed", exc_info=True)
             self.note_error("a load", error)
         finally:
@@ -210,7 +211,7 @@ class IOThreads:
         try:
             if self._disk is not None and write.keys:
                 self._disk.touch(write.keys)
-            if self._disk is not None and write.records:
+            if self._disk is not None and write.records and not write.failed:
                 write.written = self._disk.write(write.records)
         except Exception as error:  # a thread's edge: the queue must go on moving
             write.failed = True

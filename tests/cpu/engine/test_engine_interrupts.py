@@ -100,3 +100,39 @@ def test_interrupted_while_the_step_is_booked(groups, monkeypatch: pytest.Monkey
     engine.cancel("r")
     assert logits(engine).equal(logits(toy_engine(groups)))
     engine.close()
+
+
+@BOTH
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+@pytest.mark.parametrize("what", ["read_pages", "read_ring"])
+@pytest.mark.parametrize("at", range(3))
+def test_interrupted_while_copies_are_made_for_the_disk(
+    groups, error: type[BaseException], what: str, at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their memory is not filled: nothing of it must reach the disk, where it would look whole."""
+    disk = MemoryDisk()
+    engine = toy_engine(groups, max_num_batched_tokens=256, interval=512, disk=disk)
+    store, left = engine._cache._store, [at]
+    plain = getattr(store, what)
+
+    def interrupted(*given: object) -> None:
+        left[0] -= 1
+        if left[0] == -1:
+            raise error
+        plain(*given)
+
+    monkeypatch.setattr(store, what, interrupted)
+    for _ in range(2):
+        with suppress(error):
+            request(engine)
+            assert engine.flush(10)
+        engine.cancel("r")
+    while engine.has_work():
+        engine.step()
+    assert engine.flush(10)
+    expected = logits(toy_engine(groups))
+    records = dict(disk.records)
+    engine.close()
+    fresh = toy_engine(groups, disk=MemoryDisk(records=records))
+    assert logits(fresh).equal(expected)
+    fresh.close()

@@ -90,3 +90,43 @@ def test_what_breaks_is_raised_and_work_of_nothing_ends(monkeypatch: pytest.Monk
     with pytest.raises(RuntimeError, match="on purpose"):
         Slices(broken(), set(), torch.device("cpu"), Pace()).advance(SLICE)
     assert Slices(clock.work([], 640), set(), torch.device("cpu"), Pace()).advance(SLICE)
+
+
+def test_work_that_was_interrupted_comes_to_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> Work:
+        yield Part(0, 640)
+        raise KeyboardInterrupt
+
+    made = Slices(interrupted(), set(), torch.device("cpu"), Pace())
+    with pytest.raises(KeyboardInterrupt):
+        made.advance(SLICE)
+    assert not made.advance(None)
+    assert not made.advance(SLICE)
+
+
+def test_layers_that_were_left_out_are_not_taken_for_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two chunks the first one is dropped while its next layer was to come."""
+    clock, pace, dropped = Clock(monkeypatch), Pace(), set[int]()
+
+    def two() -> Work:
+        for slot in (0, 1):
+            for layer, seconds in enumerate(SHALLOW):
+                if slot in dropped:
+                    break
+                yield Part(layer, 8192)
+                if slot in dropped:
+                    break
+                clock.now += seconds
+        return torch.zeros(1, 4)
+
+    clock.run(pace, SHALLOW)
+    before = dict(pace.measured)
+    made = Slices(two(), dropped, torch.device("cpu"), pace)
+    made.advance(SLICE)
+    dropped.add(0)
+    made.advance(0.0)
+    made.seconds()
+    assert pace.measured == pytest.approx(before)
+    start = clock.now
+    made.advance(None)
+    assert clock.now - start == pytest.approx(sum(SHALLOW))

@@ -315,3 +315,22 @@ def test_a_sound_checksum_over_a_run_that_is_not_the_keys() -> None:
     """Written so by somebody: key and run are told apart by the key, which is the run's hash."""
     forged = replace(CHAIN[3], run=CHAIN[4].run)
     assert not is_record(record_format.pack(forged, ROOT) + forged.payload, forged)
+
+
+@pytest.mark.parametrize("threads", [0, 1])
+def test_a_chain_is_read_where_there_are_no_threads_to_have(
+    store: DiskStore, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rooms, plain, left = rooms_of(4, SMALL.page_bytes), threading.Thread.start, [threads]
+
+    def start(self: threading.Thread) -> None:
+        if self.name.startswith("longread-read"):
+            left[0] -= 1
+            if left[0] < 0:
+                raise RuntimeError("can't start new thread")
+        plain(self)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    assert read_batches(store, refs(CHAIN), rooms) == ["whole"] * len(CHAIN)
+    assert left[0] < 0
+    assert not [each for each in threading.enumerate() if each.name.startswith("longread-read")]

@@ -296,6 +296,7 @@ def test_random_walk_over_tiers(walk: type[TierWalk], monkeypatch: pytest.Monkey
     """What is copied for the disk depends on the steps alone: not on the clock, nor on how full its memory is."""
     monkeypatch.setattr(persist, "SHARE", 0.0)
     monkeypatch.setattr(persist, "QUEUE_BYTES", 2**22)
+    before = LayeredContents.loads
     run_state_machine_as_test(
         walk,
         settings=settings(
@@ -307,4 +308,4 @@ def test_random_walk_over_tiers(walk: type[TierWalk], monkeypatch: pytest.Monkey
             deadline=None,
         ),
     )
-    assert LayeredContents.loads > 5 or not issubclass(walk, LayeredTierWalk)
+    assert LayeredContents.loads > before + 3 or walk is not LayeredTierWalk  # with rings there are a few, or none

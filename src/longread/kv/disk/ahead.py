@@ -10,6 +10,7 @@ still in the processor's cache. Reading and checksums run without the interprete
 import threading
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
@@ -87,8 +88,16 @@ def read_ahead(
     ]
     free, coming, todo = deque(rooms), deque[Portion](), iter(wanted)
     try:
-        for each in readers:
-            each.start()
+        with suppress(RuntimeError):  # the system has no more threads to give; those that did start read it all
+            for each in readers:
+                each.start()
+        if readers[0].ident is None:
+            readers.clear()
+            for portion in wanted:
+                portion.room = rooms[0]
+                _read(segments, layout, portion)
+                yield _read_well(portion)
+            return
         for portion in wanted:
             while free and (ahead := next(todo, None)) is not None:
                 ahead.room = free.popleft()
@@ -104,7 +113,7 @@ def read_ahead(
         for _ in readers:
             jobs.put(None)
         for each in readers:
-            if each.ident is not None:  # started
+            if each.ident is not None:  # it did start
                 each.join()
 
 
