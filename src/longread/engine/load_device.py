@@ -39,7 +39,10 @@ def cuda_device() -> torch.device:
     """The GPU, ready. Raises ConfigError where torch cannot use it."""
     os.environ.setdefault(ALLOCATOR, SETTING)  # before CUDA is first used in this process
     if not torch.cuda.is_available():
-        raise ConfigError(f"device=cuda: torch {torch.__version__} cannot use CUDA here; use device=cpu")
+        raise ConfigError(
+            f"device=cuda: torch {torch.__version__} cannot use CUDA here: pip install --force-reinstall torch "
+            "from the index of your CUDA version, or use device=cpu"
+        )
     torch.cuda.init()
     return torch.device("cuda", torch.cuda.current_device())
 
