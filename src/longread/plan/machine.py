@@ -43,7 +43,10 @@ def probe_gpu(visible: str | None = None) -> Gpu | str:
         return "CUDA_VISIBLE_DEVICES hides all GPUs"
     built = _torch_version()
     if built.endswith("+cpu"):
-        return f"torch {built} is built without CUDA (pip install --force-reinstall torch from the index of your CUDA version)"
+        return (
+            f"torch {built} is built without CUDA (pip install --force-reinstall torch from the index of your CUDA "
+            "version)"
+        )
     import pynvml  # only a process that looks for a GPU needs it
 
     try:
