@@ -503,6 +503,8 @@ def triples(value: str) -> list[tuple[int, int, int]]:
     rows = []
     for part in value.split(","):
         batch, context, *seed = (int(n) for n in part.split(":"))
+        if batch < 1 or context < 1 or len(seed) > 1:
+            raise argparse.ArgumentTypeError(f"{part!r}: write B:CONTEXT or B:CONTEXT:SEED, of at least 1")
         rows.append((batch, context, seed[0] if seed else 3000 + context))
     return rows
 
@@ -526,6 +528,20 @@ def engine_options(args: argparse.Namespace) -> EngineOptions:
     return from_mapping(given | {"device": "cuda", "random_weights": True})
 
 
+def check_amounts(parser: argparse.ArgumentParser, args: argparse.Namespace, longest: int) -> None:
+    """Leave with 2 where a prompt is none, or longer than the engine takes with what is asked behind it."""
+    room = longest - ANSWER - 64
+    used = {"distinct": [args.distinct], "stall": [args.book], "profile": [args.profile]}
+    used |= dict.fromkeys(("cold", "warm", "host", "disk"), args.lengths)
+    used["decode"] = [context for _, context, _ in args.decodes]
+    for name in args.scenarios:
+        for tokens in used.get(name, ()):
+            if not 1 <= tokens <= room:
+                parser.error(f"{name}: a prompt of {tokens:,} tokens; this engine takes 1 to {room:,} of them here")
+    if args.disk and not args.disk.is_dir():
+        parser.error(f"--disk {args.disk}: is no folder")
+
+
 def main() -> int:
     """1 where a scenario failed, 2 where what is asked for cannot be: found before anything is measured."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -545,9 +561,10 @@ def main() -> int:
     args = parser.parse_args()
     try:
         options = engine_options(args)
-        resolve(options, random_spec(options.model, options.layers), probe_machine())
+        config = resolve(options, random_spec(options.model, options.layers), probe_machine())
     except LongreadError as error:
         parser.error(str(error))
+    check_amounts(parser, args, config.max_model_len)
     if args.output and (args.output.is_dir() or not args.output.absolute().parent.is_dir()):
         parser.error(f"--output {args.output}: is a folder, or its folder does not exist")
     args.ceilings, args.compiled, failed = ceilings(), [], 0

@@ -11,7 +11,7 @@ import json
 import statistics
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -379,7 +379,8 @@ SECTIONS: dict[str, Callable[[Bench], None]] = {
 }
 
 
-def main() -> Iterator[str]:
+def main() -> int:
+    """The short table last. 1 where a section failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("sections", nargs="*", help=f"of {', '.join(SECTIONS)}; all when none is given")
     parser.add_argument("--output", type=Path)
@@ -389,7 +390,9 @@ def main() -> Iterator[str]:
             parser.error(f"section {name!r} is none of {', '.join(SECTIONS)}")
     if args.output and (args.output.is_dir() or not args.output.absolute().parent.is_dir()):
         parser.error(f"--output {args.output}: is a folder, or its folder does not exist")
-    bench = Bench()
+    if not torch.cuda.is_available():
+        parser.error(f"torch {torch.__version__} cannot use CUDA here")
+    bench, failed = Bench(), list[str]()
     bench.ceilings()
     for name in args.sections or SECTIONS:
         bench.section = name
@@ -397,7 +400,7 @@ def main() -> Iterator[str]:
             SECTIONS[name](bench)
         except Exception:  # noqa: BLE001  one section must not cost the others theirs
             traceback.print_exc()
-            yield f"{name}: FAILED, see above"
+            failed.append(f"{name}: FAILED, see above")
         torch.cuda.empty_cache()
     if args.output:
         document = {
@@ -408,9 +411,10 @@ def main() -> Iterator[str]:
             "rows": [asdict(row) | {"rate": row.rate} for row in bench.rows],
         }
         args.output.write_text(json.dumps(document, indent=1) + "\n")
-    yield from map(text, bench.rows)
+    print("\n".join([*failed, *map(text, bench.rows)]))
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
     torch.manual_seed(0)
-    print("\n".join(main()))
+    sys.exit(main())

@@ -250,6 +250,8 @@ def _options(args: argparse.Namespace, factors: Factors | None = None) -> "Optio
 def _model_path(args: argparse.Namespace) -> str | None:
     """What the engine loads: as named, or the folder that was planned; a folder that is here by its whole path."""
     named: str | None = args.model_path
+    if named is not None and not named.strip():
+        raise ConfigError("--model-path is empty; name a folder or a model")
     if named is None:
         if args.model in BUNDLED or Path(args.model).is_dir():
             named = str(locate(args.model))

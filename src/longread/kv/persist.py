@@ -194,14 +194,15 @@ class Persister:
             self._shut()
             self._open = Write([], 0), landing
         write, before = self._open[0], (self._open[0].size, landing.next)
+        write.failed = True  # until all of it is filled: torn by an interrupt it must not be written as if it were
         try:
             ended = self._copy(landing, write, min(write.size + PORTION_BYTES, WRITE_BYTES))
             self._read()
-        except BaseException:  # an interrupt, too: what was to be filled is not, and must not be written as if it were
-            self._reads.clear()
-            write.failed = True
-            self._shut()
-            raise
+            write.failed = False
+        finally:
+            if write.failed:
+                self._reads.clear()
+                self._shut()
         if ended:
             self._landings.popleft()
             self._shut()

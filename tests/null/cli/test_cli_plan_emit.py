@@ -79,6 +79,18 @@ def test_a_config_file_that_is_cut_is_launched_from_its_folder(tmp_path: Path, c
     assert "finds no model called" in capsys.readouterr().err
 
 
+def test_a_cut_model_is_launched_cut_on_a_cpu_and_as_itself(capsys: Capture) -> None:
+    cut = ["reader-v4", "--layers", "3", "--hardware", "cpu", "--isl", "2K", "--emit", "longread"]
+    text = flat(said(cut, capsys))
+    assert "--random-weights" in text and "--layers 3" in text
+    other = ["V4-Flash", "--layers", " 8 ", "--hardware", "H200", *LOAD, "--emit", "longread"]
+    assert "--layers 8 " in flat(said(other, capsys)) + " "
+    assert cli.main(["plan", *other, "--model-path", "DeepSeek-V2-Lite"]) == 2
+    assert "would be DeepSeek-V2-Lite with 8" in capsys.readouterr().err
+    assert cli.main(["plan", *other, "--model-path", ""]) == 2
+    assert "--model-path is empty" in capsys.readouterr().err
+
+
 def test_converted_experts_take_their_checkpoint(capsys: Capture) -> None:
     text = said([*V4, *LOAD, "--emit", "sglang", "--experts", "fp8", "--model-path", "some/V4-FP8"], capsys)
     assert "--model-path some/V4-FP8" in text

@@ -18,6 +18,7 @@ TOPS = (20, 10, 5)  # top_logprobs that servers take: Longread and vLLM 20, SGLa
 HELLO = ({"role": "user", "content": "Hello"},)
 NO_THINKING: Mapping[str, object] = {"thinking": False, "enable_thinking": False}
 _CAPACITY = re.compile(r"^(?:\w+:)?cache_config_info\{([^}]*)\}", re.M)
+DTYPE = re.compile(r"(?!auto$)[a-z][a-z0-9_]{1,31}", re.ASCII)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
@@ -225,8 +226,10 @@ def capacity_of(metrics: str) -> int | None:
 
 
 def dtypes_of(metrics: str) -> tuple[str | None, str | None]:
-    """What is computed in, and what is cached; None where that is not told (vLLM tells the cache's as "auto")."""
+    """What is computed in, and what is cached; None where that is not told (vLLM tells the cache's as "auto") or is no
+    name of a type.
+    """
     labels = _cache_config(metrics)
     known = [labels.get(name) for name in ("dtype", "cache_dtype")]
-    dtype, cache = (None if value in (None, "", "auto") else value for value in known)
+    dtype, cache = (value if value is not None and DTYPE.fullmatch(value) else None for value in known)
     return dtype, cache

@@ -6,6 +6,7 @@ refused here.
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 from longread.plan.deployment import Deployment, Workload
 from longread.plan.device_memory import CAPABILITY
@@ -15,6 +16,9 @@ from longread.plan.machine import Gpu, Machine
 from longread.plan.resolve import resolve
 from longread.spec.config import EngineOptions, from_mapping
 from longread.spec.errors import ConfigError
+from longread.spec.model import ModelSpec
+from longread.spec.reduced import random_spec
+from longread.spec.releases import release_name
 
 FAMILIES = ("deepseek_v2", "deepseek_v3", "deepseek_v4")
 DTYPES = ("bfloat16", "float32")
@@ -36,7 +40,8 @@ def longread_launch(d: Deployment, workload: Workload | None, options: Options) 
         Flag("--served-model-name", models.name_of(d, options), 'what clients write in "model"'),
         Flag("--host", options.host, "addresses other than loopback open it to the network: give keys as well"),
         Flag("--port", str(options.port), "HTTP"),
-        *(_device_flags(d, options) if on_gpu else (_cpu_dtype(d),)),
+        *(_device_flags(d) if on_gpu else (_cpu_dtype(d),)),
+        *(_cut(d, model, options.layers) if options.layers is not None else ()),
         Flag(
             "--max-model-len",
             str(d.max_model_len),
@@ -64,19 +69,32 @@ def _cpu_dtype(d: Deployment) -> Flag:
     return Flag("--dtype", d.cache, f"weights are computed, and the cache is kept, in {d.cache}")
 
 
-def _device_flags(d: Deployment, options: Options) -> list[Flag]:
+def _shape(spec: ModelSpec) -> tuple[object, ...]:
+    """What two specs of one model have in common, however they are called and stored."""
+    return spec.family, spec.hidden, spec.layers, spec.heads, spec.vocab, spec.moe, spec.mla, spec.compressed
+
+
+def _device_flags(d: Deployment) -> list[Flag]:
     cache = CACHES[d.cache]
-    flags = [
+    return [
         Flag("--device", "cuda", "weights are kept and multiplied as they are stored"),
         Flag(
             "--kv-cache-dtype", cache, "rows packed as DeepSeek's kernels do" if cache == "fp8" else "rows as computed"
         ),
         Flag("--gpu-memory-utilization", f"{d.memory_share:g}", "of the card; what weights and a step leave is cache"),
     ]
-    if options.layers is not None:
-        flags.append(Flag("--random-weights", None, "times and memory of a model that is cut; answers mean nothing"))
-        flags.append(Flag("--layers", options.layers, "its first layers"))
-    return flags
+
+
+def _cut(d: Deployment, model: str, layers: str) -> tuple[Flag, Flag]:
+    """Of a model whose first layers alone are planned. Raises ConfigError where ``model`` is another one."""
+    if release_name(model) is not None or Path(model).is_dir():
+        found = random_spec(model, layers)
+        if _shape(found) != _shape(d.spec):
+            raise ConfigError(f"longread serve {model} --layers {layers} would be {found.label}, not {d.spec.label}")
+    return (
+        Flag("--random-weights", None, "times and memory of a model that is cut; answers mean nothing"),
+        Flag("--layers", layers.strip(), "its first layers"),
+    )
 
 
 def _try(d: Deployment, model: str, flags: list[Flag]) -> None:
