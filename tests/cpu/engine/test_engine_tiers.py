@@ -483,9 +483,9 @@ def test_nothing_is_written_behind_a_gap(groups, monkeypatch: pytest.MonkeyPatch
     submit(engine, "r", tokens)
     while not any(isinstance(event, FinishEvent) for event in engine.step()):
         pass
-    full_page = persister._full_page
+    full_page, gone = persister._full_page, chain.page_hash(1)
     with monkeypatch.context() as patched:
-        patched.setattr(persister, "_full_page", lambda key: None if key == chain.page_hash(1) else full_page(key))
+        patched.setattr(persister, "_full_page", lambda write, key: None if key == gone else full_page(write, key))
         assert engine.flush(10)
     assert {record.key for record in disk.records.values()} == {chain.page_hash(0)}
     assert engine.stats().store_skipped_writes >= 3
