@@ -160,7 +160,7 @@ def test_our_own_server_is_measured_with_what_it_tells(prompts: Path, tmp_path: 
     assert own["server"]["counters"]["finished"] == 12
     assert own["server"]["counters"]["generated tokens"] == result["total_output_tokens"]
     row = json.loads((tmp_path / "r.requests.jsonl").read_text().splitlines()[0])
-    assert row["server_timing_ms"]["ttft_ms"] <= row["ttft_ms"]
+    assert row["server_timing_ms"]["ttft_ms"] > 0  # taken once the byte is out: a busy client may have read it before
     assert row["cached_tokens"] is not None
 
 
