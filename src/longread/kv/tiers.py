@@ -5,8 +5,9 @@ or tensors. Everything here runs on the engine's thread; what the I/O threads do
 
 A landing point can be used if each of its pages from the root, and for ring models its ring, is in some tier. Eviction
 moves content from the device to the host arena; the disk gets it at landing points (``kv.persist``). Up it goes by a
-``Transfer``: pages are reserved, filled by the loader, and published like computed ones. Identities are chained hashes
-over root and tokens, so whatever is found under a key is that prefix's state in this format, or fails its checksum.
+``Transfer``: pages are reserved, filled by the loader, and published like computed ones; those that come from pinned
+memory are published as they begin to be filled (``kv.arrivals``). Identities are chained hashes over root and tokens,
+so whatever is found under a key is that prefix's state in this format, or fails its checksum.
 """
 
 import logging

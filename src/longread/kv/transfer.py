@@ -34,8 +34,6 @@ class Disk(Protocol):
     @property
     def corrupt(self) -> int: ...
 
-    def get(self, kind: Kind, key: bytes) -> Known | None: ...
-    def known(self, kind: Kind, keys: Sequence[bytes]) -> dict[bytes, Known]: ...
     def present(self, kind: Kind, keys: Sequence[bytes]) -> set[bytes]: ...
     def nearest(self, parent: bytes, ahead: bytes) -> list[Known]: ...
     def tails(self, ahead: Mapping[bytes, bytes]) -> dict[bytes, list[Known]]: ...
@@ -84,7 +82,9 @@ class Transfer:
 
 @dataclass(slots=True, eq=False)
 class Write:
-    """Records that go to the disk together, or ``keys`` that were used."""
+    """Records that go to the disk together, or ``keys`` that were used. ``stretches``: of memory that come back with
+    it. ``failed``: it did not reach the disk, or from the beginning: it must not.
+    """
 
     records: list[Record]
     size: int

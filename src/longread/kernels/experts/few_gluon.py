@@ -17,7 +17,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
 from longread.kernels.experts.few_forms import DECODE, HIDDEN, LARGEST
-from longread.kernels.experts.grouped_triton import tables
+from longread.kernels.experts.many_gluon import tables_of
 from longread.kernels.experts.ref import ExpertWeights
 from longread.kernels.fp8.ref import Quantised
 from longread.kernels.overlap import begin, overlap, ready
@@ -40,7 +40,6 @@ class Tile:
 # (H200). A token alone gained nothing, nor did a kernel that summed its experts in one program.
 SEVERAL = Tile(64, 4), Tile(128, 4, units=2)
 
-BYTE = gl.constexpr("prmt.b32 $0, $1, 0, $2;")
 FLAT2 = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
 FLAT3 = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0]))
 # Rows of 128 columns of which a thread reads 16 and 16: two rows do not meet in a bank.
@@ -130,15 +129,6 @@ def _at(a, b, c):
 
 
 @gluon.jit
-def _tables_of(scales, number):
-    """``tables`` of byte ``number`` of each scale word."""
-    byte = gl.inline_asm_elementwise(
-        BYTE, "=r,r,r", [scales, number + 0x4440], dtype=gl.int32, is_pure=True, pack=1
-    )  # 4 is a byte of zeros
-    return tables(byte)
-
-
-@gluon.jit
 def _decoded(words, scales, G: gl.constexpr, R: gl.constexpr, WARPS: gl.constexpr, A: gl.constexpr):
     """Shared words int32 [G, R, 16] and scale bytes int32 [R, G] -> a float16 operand [G, R, 128]."""
     WHOLE: gl.constexpr = _words(G, WARPS, R, True)
@@ -148,8 +138,8 @@ def _decoded(words, scales, G: gl.constexpr, R: gl.constexpr, WARPS: gl.constexp
     s = gl.expand_dims(gl.expand_dims(s, 2), 3)
     half = gl.arange(0, 2, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(3, PARTS))))
     half = gl.expand_dims(gl.expand_dims(gl.expand_dims(half, 0), 1), 3)
-    low0, high0 = _tables_of(s, half)
-    low1, high1 = _tables_of(s, half + 2)
+    low0, high0 = tables_of(s, half)
+    low1, high1 = tables_of(s, half + 2)
     h0, h1, h2, h3, h4, h5, h6, h7 = gl.inline_asm_elementwise(
         DECODE, "=h,=h,=h,=h,=h,=h,=h,=h,r,r,r,r,r", [w, low0, high0, low1, high1],
         dtype=(gl.float16,) * 8, is_pure=True, pack=1,

@@ -87,7 +87,7 @@ def product(
 
 
 @gluon.jit
-def _tables_of(scales, number):
+def tables_of(scales, number):
     """``tables`` of byte ``number`` of each scale word."""
     byte = gl.inline_asm_elementwise(
         BYTE, "=r,r,r", [scales, number + 0x4440], dtype=gl.int32, is_pure=True, pack=1
@@ -118,8 +118,8 @@ def _operand(weights, scales, OPERAND: gl.constexpr, WORDS: gl.constexpr):
         w = gl.convert_layout(gl.reshape(weights.load(FLAT), (M, 2, 32)), PARTS, assert_trivial=True)
         half = gl.expand_dims(gl.expand_dims(gl.arange(0, 2, gl.SliceLayout(0, gl.SliceLayout(2, PARTS))), 0), 2)
         s = gl.expand_dims(gl.expand_dims(scales, 1), 2)
-        low0, high0 = _tables_of(s, half)
-        low1, high1 = _tables_of(s, half + 2)
+        low0, high0 = tables_of(s, half)
+        low1, high1 = tables_of(s, half + 2)
         a, b = gl.inline_asm_elementwise(
             DECODE, CONSTRAINTS, [w, low0, high0, low1, high1],
             dtype=(gl.float8e4nv, gl.float8e4nv), is_pure=True, pack=4,
